@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//! @file
+//! What one rank thread asks of a collective operation, and the loops that produce the result.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include <scape/config.hpp>
+#include <scape/context/host.hpp>
+#include <scape/detail/collective_arguments.hpp>
+
+namespace scape::detail {
+
+//! The compiler's spelling of T. Ranks compare types by it.
+template <class T>
+constexpr std::string_view type_name() noexcept {
+#if defined(__GNUC__) || defined(__clang__)
+  std::string_view const text = __PRETTY_FUNCTION__;
+  auto const begin = text.find("T = ") + 4;
+  auto const end = text.find(';', begin);
+  return text.substr(begin, (end == text.npos ? text.rfind(']') : end) - begin);
+#else
+  return __FUNCSIG__;
+#endif
+}
+
+//! One rank's side of an operation. Everything up to `counts` must agree between the ranks.
+struct thread_call {
+  std::string_view operation;
+  std::string_view element = {};
+  std::string_view op = {};
+  std::size_t element_size = 0;
+  std::int64_t total = 0;  //!< elements of the operation's largest buffer
+  int root = -1;
+  std::span<std::int64_t const> counts = {};
+  std::byte const* send = nullptr;
+  std::byte* recv = nullptr;
+  //! Computes part `part` of calls.size() parts: no two parts write the same element, and none
+  //! reads what another one writes. Null where nothing is to be done.
+  void (*produce)(std::span<thread_call const> calls, int part) noexcept = nullptr;
+};
+
+inline std::string describe(thread_call const& call) {
+  std::string text(call.operation);
+  if (!call.element.empty()) {
+    text += " of " + std::to_string(call.total) + " " + std::string(call.element);
+  }
+  if (call.root >= 0) text += " from rank " + std::to_string(call.root);
+  return text;
+}
+
+//! "" if the calls agree, otherwise "rank <b> started <call>, rank <a> <call>".
+inline std::string disagreement(int a, thread_call const& first, int b, thread_call const& second) {
+  std::string more_first, more_second;
+  bool const same_text = first.operation == second.operation && first.element == second.element &&
+                         first.total == second.total && first.root == second.root;
+  if (same_text) {
+    if (first.element_size != second.element_size) {
+      more_first = " of " + std::to_string(first.element_size) + " bytes each";
+      more_second = " of " + std::to_string(second.element_size) + " bytes each";
+    } else if (first.op != second.op) {
+      more_first = " with " + std::string(first.op);
+      more_second = " with " + std::string(second.op);
+    } else {
+      auto const [x, y] = std::mismatch(first.counts.begin(), first.counts.end(),
+                                        second.counts.begin(), second.counts.end());
+      if (x == first.counts.end()) return {};
+      auto const where = " with counts[" + std::to_string(x - first.counts.begin()) + "] = ";
+      more_first = where + std::to_string(*x);
+      more_second = where + std::to_string(*y);
+    }
+  }
+  return "rank " + std::to_string(b) + " started " + describe(second) + more_second + ", rank " +
+         std::to_string(a) + " " + describe(first) + more_first;
+}
+
+inline void copy_bytes(std::byte* to, std::byte const* from, std::size_t bytes) noexcept {
+  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+inline void produce_all_gather(std::span<thread_call const> calls, int part) noexcept {
+  auto to = calls[static_cast<std::size_t>(part)].recv;
+  for (std::size_t r = 0; r < calls.size(); ++r) {
+    auto const bytes = static_cast<std::size_t>(calls[r].counts[r]) * calls[r].element_size;
+    copy_bytes(to, calls[r].send, bytes);
+    to += bytes;
+  }
+}
+
+inline void produce_broadcast(std::span<thread_call const> calls, int part) noexcept {
+  auto const& call = calls[static_cast<std::size_t>(part)];
+  copy_bytes(call.recv, calls[static_cast<std::size_t>(call.root)].send,
+             static_cast<std::size_t>(call.total) * call.element_size);
+}
+
+//! Combines the ranks' elements [begin, end), ((r0 op r1) op r2) ..., one cache-sized block after
+//! the other; `store(i, block, n)` takes the results of elements i ... i+n-1.
+template <class T, class Op, class Store>
+void fold(std::span<thread_call const> calls, std::int64_t begin, std::int64_t end,
+          Store const& store) noexcept {
+  using accumulator = accumulator_t<T>;
+  constexpr auto block = std::max<std::int64_t>(4096 / sizeof(accumulator), 1);
+  accumulator sums[block];
+  auto const source = [&](std::size_t r) { return reinterpret_cast<T const*>(calls[r].send); };
+  auto const each = [&](T const* SCAPE_RESTRICT from, std::int64_t n, auto const& f) {
+    if (n == block) {  // a constant trip count vectorises best
+      for (std::int64_t i = 0; i < block; ++i) sums[i] = f(sums[i], static_cast<accumulator>(from[i]));
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) sums[i] = f(sums[i], static_cast<accumulator>(from[i]));
+    }
+  };
+  for (auto i = begin; i < end; i += block) {
+    auto const n = std::min(block, end - i);
+    each(source(0) + i, n, [](accumulator const&, accumulator const& x) { return x; });
+    for (std::size_t r = 1; r < calls.size(); ++r) {
+      each(source(r) + i, n, [](accumulator const& sum, accumulator const& x) {
+        return static_cast<accumulator>(Op{}(sum, x));
+      });
+    }
+    store(i, static_cast<accumulator const*>(sums), n);
+  }
+}
+
+template <class T, class A>
+void store_elements(std::byte* recv, std::int64_t at, A const* SCAPE_RESTRICT from,
+                    std::int64_t n) noexcept {
+  T* SCAPE_RESTRICT to = reinterpret_cast<T*>(recv) + at;
+  for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(from[i]);
+}
+
+template <class T, class Op>
+void produce_reduce_scatter(std::span<thread_call const> calls, int part) noexcept {
+  auto const& call = calls[static_cast<std::size_t>(part)];
+  std::int64_t begin = 0;
+  for (int r = 0; r < part; ++r) begin += call.counts[static_cast<std::size_t>(r)];
+  fold<T, Op>(calls, begin, begin + call.counts[static_cast<std::size_t>(part)],
+              [&](std::int64_t i, auto const* block, std::int64_t n) {
+                store_elements<T>(call.recv, i - begin, block, n);
+              });
+}
+
+template <class T, class Op>
+void produce_all_reduce(std::span<thread_call const> calls, int part) noexcept {
+  constexpr std::int64_t grain = 64;  // keeps two parts out of one cache line
+  auto const total = calls[0].total;
+  auto const [first, last] =
+      part_of((total + grain - 1) / grain, part, static_cast<int>(calls.size()));
+  fold<T, Op>(calls, first * grain, std::min(last * grain, total),
+              [&](std::int64_t i, auto const* block, std::int64_t n) {
+                for (auto const& call : calls) store_elements<T>(call.recv, i, block, n);
+              });
+}
+
+}  // namespace scape::detail

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//! @file
+//! One whole step of sparse optimizer-state sync, composed from the primitives.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <istream>
+#include <ostream>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <scape/concepts.hpp>
+#include <scape/context/host.hpp>
+#include <scape/detail/checkpoint.hpp>
+#include <scape/detail/host/guard_gradient.hpp>
+#include <scape/detail/mask_ranges.hpp>
+#include <scape/detail/stopwatch.hpp>
+#include <scape/lagged_mask_allgather.hpp>
+#include <scape/layout.hpp>
+#include <scape/optim/options.hpp>
+#include <scape/optim/statistics.hpp>
+#include <scape/partitioned_topk_mask.hpp>
+#include <scape/single_buffer_moment_rebuild.hpp>
+#include <scape/sparse_all_gather.hpp>
+#include <scape/sparse_reduce_scatter.hpp>
+#include <scape/workspace.hpp>
+
+namespace scape {
+
+//! Stands for the statistic named in the options.
+struct statistic_of_options {};
+
+//! Each step is one reduce-scatter of k values per shard, the update of the owned ones, one
+//! all-gather of the changed parameters, and one all-gather of the mask bits of a later step, which
+//! nobody waits for until then. What is not sent stays in this rank's residual.
+//!
+//! @tparam Rule      adams or adamw
+//! @tparam Wire      type of the values on the wire: float, bfloat16 or float16
+//! @tparam Statistic a coordinate_statistic of your own, or the one named in the options
+//!
+//! State and scratch are the caller's; after construction step() allocates nothing. All methods
+//! are collective, except save() and load() and the observers.
+template <class Rule, communicator C, class Wire = float, class Statistic = statistic_of_options>
+requires has_reduce_scatter<C, Wire> && has_all_gather<C, float> && has_all_gather<C, mask_word> &&
+    has_all_reduce<C, double>
+class sparse_optimizer {
+ public:
+  using context_type = typename C::context_type;
+
+  //! Bytes of the state of one rank: residual, moments, ages, masks.
+  [[nodiscard]] static std::size_t storage_bytes(layout const& layout,
+                                                 sparse_optimizer_options const& options) {
+    auto const shard = layout.max_shard_size();
+    workspace_size size;
+    size.add<float>(layout.size()).add<float>(shard);
+    if (Rule::keeps_second_moment) size.add<float>(shard);
+    return size.add<std::uint16_t>(shard)
+        .template add<mask_word>(lagged_mask_allgather<C>::storage_words(layout, options.lag))
+        .bytes();
+  }
+
+  //! Scratch bytes of step().
+  [[nodiscard]] static std::size_t scratch_bytes(layout const& layout,
+                                                 sparse_optimizer_options const&) {
+    auto const n = layout.size();
+    return workspace_size()
+        .add<Wire>(layout.max_shard_size())
+        .template add<mask_word>(layout.words_per_shard())
+        .add_bytes(
+            std::max({detail::sum_of_squares_bytes(n), sparse_collective_bytes<Wire>(n),
+                      sparse_collective_bytes<float>(n), partitioned_topk_mask_bytes(layout)}))
+        .bytes();
+  }
+
+  //! `comm` and `storage` (zero-filled, storage_bytes() of it) must outlive the optimizer.
+  sparse_optimizer(C& comm, layout layout, sparse_optimizer_options const& options,
+                   std::span<std::byte> storage, Statistic statistic = {})
+      : sparse_optimizer(comm, std::move(layout), options, carver(storage, "sparse_optimizer"),
+                         std::move(statistic)) {}
+  sparse_optimizer(sparse_optimizer const&) = delete;
+  sparse_optimizer& operator=(sparse_optimizer const&) = delete;
+
+  //! One step. Every rank passes its own gradient (float, bfloat16 or float16) and its copy of the
+  //! weights, n elements each; afterwards the weights are equal on all ranks. Blocks until done,
+  //! except for the mask that travels on. Throws argument_error before anything is changed.
+  //! A peer_error leaves this step's gradient in the residual where it was not delivered; the
+  //! optimizer cannot go on without its peers, restart from a checkpoint.
+  template <class Gradient>
+  step_report const& step(context_type const& ctx, std::span<float> weights,
+                          std::span<Gradient const> gradient, step_arguments const& arguments) {
+    constexpr auto op = "sparse_optimizer::step";
+    detail::expect_valid(op, arguments);
+    detail::expect_equal(op, "the length of weights", std::ssize(weights), layout_.size());
+    detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout_.size());
+    detail::expect_scratch(op, ctx.scratch.size(), scratch_bytes(layout_, options_));
+    carver scratch(ctx.scratch, op);
+    auto const values = scratch.take<Wire>(layout_.max_shard_size());
+    auto const pending = scratch.take<mask_word>(layout_.words_per_shard());
+    auto inner = ctx;
+    inner.scratch = scratch.rest();
+
+    detail::stopwatch watch;
+    report_ = step_report{};
+    report_.step = step_;
+    auto& ms = report_.milliseconds;
+    auto const guard = detail::guard_gradient(inner, *comm_, options_, arguments, gradient);
+    report_.gradient_norm = guard.norm;
+    report_.clip_factor = guard.clip_factor;
+    report_.bytes.control = guard.control_bytes;
+    ms.guard = watch.lap();
+    if (!guard.finite) {
+      report_.skipped = true;
+      ++skipped_;
+      return report_;
+    }
+
+    auto const accumulated = [this, g = gradient.data(), c = guard.coefficient](std::int64_t j) {
+      return detail::fmadd(c, static_cast<float>(g[j]), residual_[static_cast<std::size_t>(j)]);
+    };
+    auto const mask = current_mask(inner, pending, accumulated);
+    if (options_.statistics && step_ > 0) {
+      report_.mask_overlap = detail::overlap(mask, masks_.global(step_ - 1));
+    }
+    ms.mask_wait = watch.lap();
+    if (options_.lag > 0 && before_send()) {
+      make_mask(inner, step_ + options_.lag, pending, accumulated);
+    }
+    ms.select = watch.lap();
+
+    auto const own_values = values.first(static_cast<std::size_t>(plan_.counts[at(rank())]));
+    sparse_reduce_scatter(inner, *comm_, layout_, plan_, mask, gradient,
+                          std::span<float>(residual_), guard.coefficient, own_values);
+    ms.reduce_scatter = watch.lap();
+
+    auto scalars = detail::scalars_of(options_, arguments, comm_->size(), step_);
+    scalars.moment_scaling = options_.moment_scaling;
+    scalars.step_scaling = options_.step_scaling;
+    if (options_.tau_max > 0) scalars.tau_max = options_.tau_max;
+    auto const own_words = static_cast<std::size_t>(layout_.words_per_shard());
+    single_buffer_moment_rebuild<Rule>(
+        inner, layout_, rank(), mask.subspan(at(rank()) * own_words, own_words),
+        std::span<Wire const>(own_values), scalars, options_.unmasked, moments_,
+        weights.subspan(static_cast<std::size_t>(layout_.begin(rank())), moments_.m.size()));
+    ms.rebuild = watch.lap();
+
+    sparse_all_gather(inner, *comm_, layout_, plan_, mask, weights);
+    ms.all_gather = watch.lap();
+
+    if (options_.lag > 0 && !before_send()) {
+      make_mask(inner, step_ + options_.lag, pending,
+                [this](std::int64_t j) { return residual_[static_cast<std::size_t>(j)]; });
+    }
+    ms.select += watch.lap();
+    finish_report(inner);
+    ++step_;
+    return report_;
+  }
+  step_report const& step(context_type const& ctx, std::span<float> weights,
+                          std::span<float const> gradient, step_arguments const& arguments) {
+    return step<float>(ctx, weights, gradient, arguments);
+  }
+
+  [[nodiscard]] layout const& parameter_layout() const noexcept { return layout_; }
+  [[nodiscard]] std::int64_t steps() const noexcept { return step_; }
+  [[nodiscard]] std::int64_t skipped_steps() const noexcept { return skipped_; }
+  //! This rank's unsent part of every parameter, n elements.
+  [[nodiscard]] std::span<float const> residual() const noexcept { return residual_; }
+  //! Moments and ages of this rank's shard.
+  [[nodiscard]] moment_state const& moments() const noexcept { return moments_; }
+  //! The global mask the last step used; valid until the next step.
+  [[nodiscard]] std::span<mask_word const> last_mask() const noexcept {
+    return masks_.global(std::max<std::int64_t>(step_ - 1, 0));
+  }
+
+  //! Writes this rank's whole state, masks in flight included (it waits for them). Call it on
+  //! every rank after the same step. Throws checkpoint_error when the stream fails.
+  void save(context_type const& ctx, std::ostream& out) {
+    masks_.wait_all(ctx);
+    auto header = identity();
+    header.step = static_cast<std::uint64_t>(step_);
+    header.skipped = static_cast<std::uint64_t>(skipped_);
+    detail::save_checkpoint(
+        out, header,
+        {std::as_bytes(residual_), std::as_bytes(moments_.m), std::as_bytes(moments_.v),
+         std::as_bytes(moments_.age), std::as_bytes(mask_storage_)});
+  }
+
+  //! Restores it bit for bit, or throws checkpoint_error and leaves the state as it is. The file
+  //! must be of the same layout, rule, lag and rank; densities and scalars may have changed.
+  void load(context_type const& ctx, std::istream& in) {
+    masks_.wait_all(ctx);
+    auto const header = detail::load_checkpoint(
+        in, identity(),
+        {std::as_writable_bytes(residual_), std::as_writable_bytes(moments_.m),
+         std::as_writable_bytes(moments_.v), std::as_writable_bytes(moments_.age),
+         std::as_writable_bytes(mask_storage_)});
+    step_ = static_cast<std::int64_t>(header.step);
+    skipped_ = static_cast<std::int64_t>(header.skipped);
+    std::ranges::fill(hints_, topk_hint{});
+  }
+
+ private:
+  sparse_optimizer(C& comm, layout&& layout, sparse_optimizer_options const& options, carver memory,
+                   Statistic&& statistic)
+      : comm_(&comm),
+        layout_(std::move(layout)),
+        options_(checked(comm, layout_, options)),
+        statistic_(std::move(statistic)),
+        residual_(memory.take<float>(layout_.size())),
+        moments_{.m = memory.take<float>(shard_size()),
+                 .v = memory.take<float>(Rule::keeps_second_moment ? shard_size() : 0),
+                 .age = memory.take<std::uint16_t>(shard_size())},
+        mask_storage_(
+            memory.take<mask_word>(lagged_mask_allgather<C>::storage_words(layout_, options_.lag))),
+        masks_(layout_, comm.rank(), options_.lag, mask_storage_),
+        hints_(layout_.groups(comm.rank()).size()),
+        plan_(layout_.plan(1)),
+        next_plan_(plan_) {}
+
+  static sparse_optimizer_options const& checked(C const& comm, layout const& layout,
+                                                 sparse_optimizer_options const& options) {
+    detail::expect_valid("sparse_optimizer", options);
+    detail::expect_equal("sparse_optimizer", "the communicator's size", comm.size(),
+                         layout.shards(), "a layout has one shard per rank");
+    return options;
+  }
+
+  [[nodiscard]] detail::checkpoint_header identity() const {
+    return {.fingerprint = layout_.fingerprint(),
+            .rule = detail::hash_of(Rule::name),
+            .rank = static_cast<std::uint64_t>(rank()),
+            .size = static_cast<std::uint64_t>(comm_->size()),
+            .lag = static_cast<std::uint64_t>(options_.lag)};
+  }
+
+  static std::size_t at(int i) noexcept { return static_cast<std::size_t>(i); }
+  [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
+  [[nodiscard]] std::int64_t shard_size() const noexcept { return layout_.shard_size(rank()); }
+
+  template <class F>
+  auto with_statistic(F&& f) const {
+    if constexpr (coordinate_statistic<Statistic>) {
+      return f(statistic_);
+    } else if (options_.statistic == statistic_kind::literal) {
+      return f(literal_statistic{options_.beta1});
+    } else if (options_.statistic == statistic_kind::random) {
+      return f(random_statistic{options_.seed});
+    } else {
+      return f(staleness_aware_statistic{});
+    }
+  }
+  [[nodiscard]] bool before_send() const {
+    return with_statistic([](auto const& s) { return std::decay_t<decltype(s)>::before_send; });
+  }
+
+  //! The mask of this step, complete, with plan_ to match.
+  template <class Residual>
+  std::span<mask_word const> current_mask(context_type const& ctx, std::span<mask_word> pending,
+                                          Residual const& accumulated) {
+    auto const first_lagged = std::max(options_.lag, 1);
+    if (options_.first == first_mask::dense && step_ < first_lagged) {
+      layout_.plan(1, 0, plan_);
+      auto const words = static_cast<std::size_t>(layout_.words_per_shard());
+      for (int p = 0; p < layout_.shards(); ++p) {
+        detail::set_unfrozen(layout_, p, masks_.global(step_).subspan(at(p) * words, words));
+      }
+      return masks_.global(step_);
+    }
+    layout_.plan(options_.density, options_.ramp(step_), plan_);
+    if (options_.lag == 0 || step_ < options_.lag) make_mask(ctx, step_, pending, accumulated);
+    return masks_.wait(ctx, step_);
+  }
+
+  //! Selects this rank's bits of the mask of `step` and starts its all-gather.
+  template <class Residual>
+  void make_mask(context_type const& ctx, std::int64_t step, std::span<mask_word> pending,
+                 Residual const& residual_at) {
+    layout_.plan(options_.density, options_.ramp(step), next_plan_);
+    topk_options topk{.exclude = {}, .hints = hints_, .nan = options_.nan};
+    if (step > step_ + 1) {
+      std::ranges::fill(pending, mask_word{0});
+      for (auto s = step_ + 1; s < step; ++s) {
+        std::ranges::transform(pending, masks_.local(s), pending.begin(), std::bit_or<>());
+      }
+      topk.exclude = pending;
+    }
+    with_statistic([&](auto const& s) {
+      auto const score = [&s, &residual_at, m = moments_.m.data(), age = moments_.age.data(),
+                          begin = layout_.begin(rank()), step](std::int64_t i) {
+        return s(statistic_input{.moment = m[i],
+                                 .residual = residual_at(begin + i),
+                                 .age = static_cast<float>(age[i]),
+                                 .element = begin + i,
+                                 .step = step});
+      };
+      partitioned_topk_mask(ctx, layout_, next_plan_, rank(), score, masks_.local(step), topk);
+    });
+    masks_.start(ctx, *comm_, step);
+    report_.bytes.mask += layout_.mask_wire_bytes();
+  }
+
+  void finish_report(context_type const& ctx) {
+    auto const n = layout_.size();
+    report_.density = n == 0 ? 0 : static_cast<double>(plan_.total()) / static_cast<double>(n);
+    report_.bytes.values = layout_.value_wire_bytes(plan_, rank(), sizeof(Wire));
+    report_.bytes.parameters = layout_.value_wire_bytes(plan_, rank(), sizeof(float));
+    if (options_.statistics) {
+      report_.residual_norm =
+          std::sqrt(detail::sum_of_squares(ctx, std::span<float const>(residual_)));
+    }
+  }
+
+  C* comm_;
+  layout layout_;
+  sparse_optimizer_options options_;
+  Statistic statistic_;
+  std::span<float> residual_;
+  moment_state moments_;
+  std::span<mask_word> mask_storage_;
+  lagged_mask_allgather<C> masks_;
+  std::vector<topk_hint> hints_;
+  send_plan plan_, next_plan_;
+  std::int64_t step_ = 0;
+  std::int64_t skipped_ = 0;
+  step_report report_;
+};
+
+}  // namespace scape

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//! @file
+//! From the one reduced buffer back to moments and weights, on the owner of a shard.
+
+#include <cstdint>
+#include <span>
+
+#include <scape/context/host.hpp>
+#include <scape/detail/host/masked_rebuild.hpp>
+#include <scape/detail/mask_ranges.hpp>
+#include <scape/detail/moment_rebuild.hpp>
+#include <scape/error.hpp>
+#include <scape/layout.hpp>
+
+namespace scape {
+
+//! What the owner keeps for its shard, shard_size(p) elements each.
+struct moment_state {
+  std::span<float> m;
+  std::span<float> v;            //!< empty for a rule that keeps no second moment
+  std::span<std::uint16_t> age;  //!< steps since the coordinate was last sent, saturating
+};
+
+//! What happens to the first moment of a coordinate that is not in the mask.
+enum class unmasked_moment : std::uint8_t { hold, decay };
+
+//! Updates moments, ages and weights of shard `shard` where `mask` is set; the others age by one
+//! step and, with unmasked_moment::decay, their m shrinks by beta1.
+//!
+//! @param mask    the shard's words_per_shard() mask words
+//! @param values  the reduced sums, in index order, as many as the mask has bits
+//! @param weights the shard's weights
+//! Derived from arXiv 2607.01678; the formula is at detail::rebuild_element.
+//! Throws argument_error, before anything is changed, when a size disagrees. Allocates nothing.
+template <class Rule, class Wire>
+void single_buffer_moment_rebuild(host_context const& ctx, layout const& layout, int shard,
+                                  std::span<mask_word const> mask, std::span<Wire const> values,
+                                  rebuild_scalars const& scalars, unmasked_moment unmasked,
+                                  moment_state state, std::span<float> weights) {
+  constexpr auto op = "single_buffer_moment_rebuild";
+  auto const n = layout.shard_size(shard);
+  auto const size = [](auto const& span) { return static_cast<std::int64_t>(span.size()); };
+  detail::expect_equal(op, "the length of mask", size(mask), layout.words_per_shard());
+  detail::expect_equal(op, "the length of m", size(state.m), n);
+  detail::expect_equal(op, "the length of v", size(state.v), Rule::keeps_second_moment ? n : 0);
+  detail::expect_equal(op, "the length of age", size(state.age), n);
+  detail::expect_equal(op, "the length of weights", size(weights), n);
+  detail::expect_equal(op, "the number of values", size(values), detail::count_bits(mask),
+                       "one value per set bit of the mask");
+  detail::masked_rebuild<Rule>(ctx, scalars, unmasked == unmasked_moment::decay,
+                               layout.scales(shard), n, mask, values.data(),
+                               {state.m.data(), state.v.data(), state.age.data(), weights.data()});
+}
+
+}  // namespace scape

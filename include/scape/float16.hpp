@@ -3,7 +3,8 @@
 
 //! @file
 //! 16-bit wire types for the host and the rule by which a value is split into what is sent and
-//! what stays behind. Conversions round to nearest even and keep NaN, infinities and denormals.
+//! what stays behind. Conversions round to nearest even and keep NaN (made quiet), infinities and
+//! denormals. They choose between values and never branch, so that loops over them vectorise.
 
 #include <bit>
 #include <cmath>
@@ -40,28 +41,24 @@ struct float16 {
     auto const u = std::bit_cast<std::uint32_t>(x);
     auto const sign = static_cast<std::uint16_t>((u >> 16) & 0x8000U);
     auto const magnitude = u & 0x7fffffffU;
-    std::uint32_t half = 0;
-    if (magnitude > 0x7f800000U) {
-      half = 0x7e00U;
-    } else if (magnitude >= 0x477ff000U) {  // 65520 and above round to infinity
-      half = 0x7c00U;
-    } else if (magnitude < 0x38800000U) {  // below 2^-14: adding 0.5 leaves a multiple of 2^-24
-      half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000U;
-    } else {
-      half = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
-    }
+    // Below 2^-14, adding 0.5 leaves a multiple of 2^-24.
+    auto const tiny = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F);
+    auto half = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+    half = magnitude < 0x38800000U ? tiny - 0x3f000000U : half;
+    half = magnitude >= 0x477ff000U ? 0x7c00U : half;  // 65520 and above round to infinity
+    half = magnitude > 0x7f800000U ? 0x7e00U : half;
     bits = static_cast<std::uint16_t>(half | sign);
   }
   SCAPE_HOST_DEVICE explicit operator float() const noexcept {
     auto const sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
-    auto const exponent = (bits >> 10) & 0x1fU;
-    auto const fraction = static_cast<std::uint32_t>(bits & 0x3ffU);
-    if (exponent == 0) {
-      auto const tiny = static_cast<float>(fraction) * 0x1p-24F;
-      return std::bit_cast<float>(std::bit_cast<std::uint32_t>(tiny) | sign);
-    }
-    auto const high = exponent == 31 ? 0x7f800000U : (exponent + 112U) << 23;
-    return std::bit_cast<float>(sign | high | (fraction << 13));
+    auto const magnitude = static_cast<std::uint32_t>(bits & 0x7fffU);
+    // A denormal gets the exponent of 2^-14 and an implied 1, which is subtracted again.
+    auto const smallest = magnitude < 0x400U ? 0x38800000U : 0U;
+    auto exponent = magnitude >= 0x7c00U ? 0x70000000U : 0x38000000U;
+    exponent = smallest != 0 ? smallest : exponent;
+    auto const value =
+        std::bit_cast<float>((magnitude << 13) + exponent) - std::bit_cast<float>(smallest);
+    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | sign);
   }
 };
 
@@ -77,29 +74,28 @@ SCAPE_HOST_DEVICE SCAPE_ALWAYS_INLINE Wire to_wire(float u) noexcept {
   } else {
     auto wire = Wire(u);
     auto const magnitude = std::bit_cast<std::uint32_t>(u) & 0x7fffffffU;
-    if constexpr (std::is_same_v<Wire, bfloat16>) {
-      if ((wire.bits & 0x7fffU) == 0x7f80U && magnitude < 0x7f800000U) wire.bits -= 1;
-    } else {
-      if ((wire.bits & 0x7fffU) == 0x7c00U && magnitude < 0x7f800000U) {
-        auto const sign = static_cast<std::uint16_t>(wire.bits & 0x8000U);
-        std::uint16_t largest = 0x7bffU;                  // 65504 = 2047 * 2^5
-        if (magnitude >= 0x4e000000U) largest = 0x7800U;  // from 2^29 on: 2^15
-        if (magnitude >= 0x53000000U) largest = 0;        // from 2^39 on: nothing
-        wire.bits = static_cast<std::uint16_t>(sign | largest);
-      }
+    std::uint32_t infinity = 0x7f80U;
+    std::uint32_t largest = 0x7f7fU;
+    if constexpr (std::is_same_v<Wire, float16>) {
+      infinity = 0x7c00U;
+      largest =
+          magnitude >= 0x4e000000U ? 0x7800U : 0x7bffU;   // 65504 = 2047 * 2^5; from 2^29: 2^15
+      largest = magnitude >= 0x53000000U ? 0U : largest;  // from 2^39 on: nothing
     }
+    bool const overflow = (wire.bits & 0x7fffU) == infinity && magnitude < 0x7f800000U;
+    wire.bits = static_cast<std::uint16_t>(overflow ? (wire.bits & 0x8000U) | largest : wire.bits);
     return wire;
   }
 }
 
-//! What stays behind when `sent` travels: u - sent exactly; +0 once u went out whole or was NaN.
+//! What stays behind when `sent` travels: u - sent exactly; +0 once u went out whole or was not finite.
 template <class Wire>
 SCAPE_HOST_DEVICE SCAPE_ALWAYS_INLINE float residual_of(float u, Wire sent) noexcept {
   if constexpr (std::is_same_v<Wire, float>) {
     return 0.0F;
   } else {
-    auto const back = static_cast<float>(sent);
-    return back == u || u != u ? 0.0F : u - back;
+    auto const rest = u - static_cast<float>(sent);
+    return rest == rest ? rest : 0.0F;  // NaN where u was infinite or NaN
   }
 }
 

@@ -36,13 +36,15 @@ void sparse_all_gather(typename C::context_type const& ctx, C& comm, layout cons
   carver scratch(ctx.scratch, op);
   auto const packed = scratch.take<T>(plan.total());
   auto const rank = comm.rank();
-  auto const own = packed.subspan(static_cast<std::size_t>(plan.offsets[rank]),
-                                  static_cast<std::size_t>(plan.counts[rank]));
+  auto const own =
+      packed.subspan(static_cast<std::size_t>(plan.offsets[static_cast<std::size_t>(rank)]),
+                     static_cast<std::size_t>(plan.counts[static_cast<std::size_t>(rank)]));
   detail::gather_block(ctx, layout, rank, mask, vector.data(), own.data());
   comm.all_gather(ctx, std::span<T const>(own), packed, plan.counts).wait(ctx);
   for (int p = 0; p < layout.shards(); ++p) {
     if (p == rank) continue;
-    detail::scatter_block(ctx, layout, p, mask, packed.data() + plan.offsets[p], vector.data());
+    detail::scatter_block(ctx, layout, p, mask,
+                          packed.data() + plan.offsets[static_cast<std::size_t>(p)], vector.data());
   }
 }
 

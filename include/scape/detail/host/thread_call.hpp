@@ -113,7 +113,8 @@ void fold(std::span<thread_call const> calls, std::int64_t begin, std::int64_t e
   auto const source = [&](std::size_t r) { return reinterpret_cast<T const*>(calls[r].send); };
   auto const each = [&](T const* SCAPE_RESTRICT from, std::int64_t n, auto const& f) {
     if (n == block) {  // a constant trip count vectorises best
-      for (std::int64_t i = 0; i < block; ++i) sums[i] = f(sums[i], static_cast<accumulator>(from[i]));
+      for (std::int64_t i = 0; i < block; ++i)
+        sums[i] = f(sums[i], static_cast<accumulator>(from[i]));
     } else {
       for (std::int64_t i = 0; i < n; ++i) sums[i] = f(sums[i], static_cast<accumulator>(from[i]));
     }

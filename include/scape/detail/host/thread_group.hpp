@@ -76,6 +76,7 @@ class thread_engine {
     auto& mine = state(rank);
     mine.present = false;
     mine.left = true;
+    if (failure_ && failure_->rank == rank) unexplained_ = false;
     for (auto& s : slots_) notify(s);
   }
 
@@ -85,13 +86,16 @@ class thread_engine {
     blame(rank, -1, "rank " + std::to_string(rank) + " failed: " + what);
   }
 
-  //! The same for an exception out of the rank's function, unless the group's failure was its cause.
+  //! The same for an exception out of the rank's function, unless the group's failure was its
+  //! cause.
   void fail(int rank, std::string const& what, std::exception_ptr exception) {
     std::lock_guard const lock(mutex_);
     if (state(rank).told) return;
     if (!cause_) cause_ = std::move(exception);
     if (failure_ && failure_->rank == rank) {
-      failure_->message += ", then failed: " + what;
+      failure_->message += "; it failed: " + what;
+      unexplained_ = false;
+      for (auto& s : slots_) notify(s);
     } else {
       blame(rank, -1, "rank " + std::to_string(rank) + " failed: " + what);
     }
@@ -110,11 +114,12 @@ class thread_engine {
 
   //! Publishes a call and returns its number; waits, with the deadline, while the ring is full.
   std::int64_t start(int rank, thread_call const& call) {
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(mutex_, std::defer_lock);
+    acquire(lock);
     auto const sequence = state(rank).started;
     auto& s = slot_of(sequence);
     if (s.sequence != sequence) finish(lock, s, s.sequence, rank);
-    if (failure_) throw_failure(rank, call.operation);
+    if (failure_) throw_failure(lock, rank, call.operation);
     if (s.sequence != sequence) {
       s.sequence = sequence;
       s.arrived = s.claims = s.done = 0;
@@ -130,7 +135,7 @@ class thread_engine {
     s.started[r] = 1;
     ++state(rank).started;
     if (++s.arrived == size()) {
-      if (blame_disagreement(s)) throw_failure(rank, call.operation);
+      if (blame_disagreement(s)) throw_failure(lock, rank, call.operation);
       s.parts = parts_of(call);
       notify(s);
     }
@@ -139,8 +144,9 @@ class thread_engine {
 
   //! Returns when operation `sequence` is complete; throws peer_error if it never will be.
   void wait(int rank, std::int64_t sequence, std::string_view operation) {
-    std::unique_lock lock(mutex_);
-    if (!finish(lock, slot_of(sequence), sequence, rank)) throw_failure(rank, operation);
+    std::unique_lock lock(mutex_, std::defer_lock);
+    acquire(lock);
+    if (!finish(lock, slot_of(sequence), sequence, rank)) throw_failure(lock, rank, operation);
   }
 
   //! The same without telling: a failure shows at the rank's next operation.
@@ -152,9 +158,10 @@ class thread_engine {
   //! Takes the rank's buffers back, which ends the group. Returns when no thread touches them.
   void abandon(int rank, std::int64_t sequence, std::string_view operation) noexcept {
     std::unique_lock lock(mutex_);
+    if (!failure_) unexplained_ = true;
     blame(rank, -1,
-          "rank " + std::to_string(rank) + " abandoned " + std::string(operation) +
-              " (its operation " + std::to_string(sequence) + ") because of an exception");
+          "rank " + std::to_string(rank) + " abandoned " + std::string(operation) + " (operation " +
+              std::to_string(sequence) + ") because of an exception");
     auto& s = slot_of(sequence);
     if (s.sequence != sequence) return;
     s.revoked = true;
@@ -215,7 +222,7 @@ class thread_engine {
       auto const seen = s.version.load(std::memory_order_relaxed);
       lock.unlock();
       for (int i = 0; i < spins_ && s.version.load(std::memory_order_acquire) == seen; ++i) relax();
-      lock.lock();
+      acquire(lock);
       if (s.version.load(std::memory_order_relaxed) != seen) return;
     }
     if (until) {
@@ -223,6 +230,14 @@ class thread_engine {
     } else {
       s.changed.wait(lock);
     }
+  }
+
+  void acquire(std::unique_lock<std::mutex>& lock) const {
+    for (int i = 0; i < spins_; ++i) {
+      if (lock.try_lock()) return;
+      relax();
+    }
+    lock.lock();
   }
 
   static void relax() noexcept {
@@ -264,7 +279,7 @@ class thread_engine {
     int const end = s.parts == 1 ? size() : part + 1;
     lock.unlock();
     for (int p = part; p < end; ++p) s.calls[0].produce(s.calls, p);
-    lock.lock();
+    acquire(lock);
     --s.running;
     if (++s.done == s.parts || (s.revoked && s.running == 0)) notify(s);
   }
@@ -315,7 +330,14 @@ class thread_engine {
                               std::to_string(deadline_.count()) + " ms"));
   }
 
-  [[noreturn]] void throw_failure(int rank, std::string_view operation) {
+  //! A rank that unwinds reports its exception after it has abandoned its operations, which is
+  //! worth a moment's wait.
+  [[noreturn]] void throw_failure(std::unique_lock<std::mutex>& lock, int rank,
+                                  std::string_view operation) {
+    auto const until = clock::now() + std::min(deadline_, std::chrono::milliseconds(100));
+    while (unexplained_ && failure_->rank != rank && clock::now() < until) {
+      pause(lock, slots_[0], until);
+    }
     state(rank).told = true;
     auto const peer = failure_->rank == rank && other_ >= 0 ? other_ : failure_->rank;
     throw peer_error(std::string(operation), failure_->message, peer, rank, size());
@@ -323,11 +345,12 @@ class thread_engine {
 
   mutable std::mutex mutex_;
   std::chrono::milliseconds deadline_;
-  int spins_;
+  int spins_;  // before sleeping; about as long as a wake-up takes, 0 with fewer cores than ranks
   std::vector<rank_state> ranks_;
   std::vector<slot> slots_;
   std::optional<thread_failure> failure_;
   int other_ = -1;
+  bool unexplained_ = false;  // the failure is an abandoned operation, why may still follow
   std::exception_ptr cause_;
 };
 

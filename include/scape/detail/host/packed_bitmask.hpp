@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//! @file
+//! Host traversals of a packed mask. Pointers are to the elements of bit 0; bits at and past n are
+//! never looked at, and written as 0.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <utility>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include <scape/config.hpp>
+#include <scape/context/host.hpp>
+#include <scape/detail/host/mask_lanes.hpp>
+
+namespace scape::detail {
+
+//! Bits of the word that holds element n-1 which belong to elements below n > 0.
+constexpr mask_word lanes_below(std::int64_t n) noexcept {
+  return ~mask_word{0} >> ((mask_word_bits - n % mask_word_bits) % mask_word_bits);
+}
+
+//! Calls visit(w, word, whole) for the words of n elements; `whole` is false if the last word has
+//! bits past n, and these are cleared.
+template <class Visit>
+SCAPE_ALWAYS_INLINE void for_each_word(mask_word const* mask, std::int64_t n, Visit&& visit) {
+  auto const whole = n / mask_word_bits;
+  for (std::int64_t w = 0; w < whole; ++w) visit(w, mask[w], true);
+  if (n % mask_word_bits != 0) visit(whole, mask[whole] & lanes_below(n), false);
+}
+
+[[nodiscard]] inline std::int64_t count_bits(mask_word const* mask, std::int64_t n) noexcept {
+  std::int64_t count = 0;
+  for_each_word(mask, n, [&](std::int64_t, mask_word word, bool) { count += std::popcount(word); });
+  return count;
+}
+
+//! n elements cut at word boundaries into one part for each thread of a context, or a single one
+//! where waking threads would cost more than they save.
+class word_parts {
+ public:
+  static constexpr int most = 128;
+  static constexpr std::int64_t smallest_work = std::int64_t{1} << 16;
+
+  word_parts(host_context const& ctx, std::int64_t n) noexcept
+      : ctx_(ctx), n_(n), parts_(n < smallest_work ? 1 : std::min(ctx.threads(), most)) {}
+
+  [[nodiscard]] int parts() const noexcept { return parts_; }
+
+  //! Calls f(part, begin, end) for the elements [begin, end) of each part; begin is a multiple of
+  //! the word. f must not throw.
+  template <class F>
+  void for_each(F&& f) const {
+    if (parts_ == 1) return f(0, std::int64_t{0}, n_);
+    ctx_.parallel([&](int part, int) {
+      if (part >= parts_) return;
+      auto const [first, last] = part_of(scape::mask_words(n_), part, parts_);
+      f(part, first * mask_word_bits, std::min(last * mask_word_bits, n_));
+    });
+  }
+
+ private:
+  host_context const& ctx_;
+  std::int64_t n_;
+  int parts_;
+};
+
+//! Parts that know how many bits are set before them.
+class ranked_parts {
+ public:
+  ranked_parts(host_context const& ctx, mask_word const* mask, std::int64_t n)
+      : words_(ctx, n), mask_(mask), n_(n) {
+    if (words_.parts() == 1) return;
+    words_.for_each([&](int part, std::int64_t begin, std::int64_t end) {
+      ranks_[static_cast<std::size_t>(part) + 1] =
+          count_bits(mask + begin / mask_word_bits, end - begin);
+    });
+    for (std::size_t part = 0; part < word_parts::most; ++part) ranks_[part + 1] += ranks_[part];
+  }
+
+  [[nodiscard]] std::int64_t count() const noexcept {
+    return words_.parts() == 1 ? count_bits(mask_, n_) : ranks_.back();
+  }
+
+  //! Calls f(begin, words, length, rank): the part's elements are [begin, begin + length), their
+  //! mask starts at `words`, and `rank` bits are set before it. f must not throw.
+  template <class F>
+  void for_each(F&& f) const {
+    words_.for_each([&](int part, std::int64_t begin, std::int64_t end) {
+      f(begin, mask_ + begin / mask_word_bits, end - begin, ranks_[static_cast<std::size_t>(part)]);
+    });
+  }
+
+ private:
+  word_parts words_;
+  mask_word const* mask_;
+  std::int64_t n_;
+  std::array<std::int64_t, word_parts::most + 1> ranks_ = {};
+};
+
+//! Bit i of the result: bytes[i] is not 0.
+SCAPE_ALWAYS_INLINE mask_word nonzero_bits(std::uint8_t const* bytes) noexcept {
+#if defined(__AVX512BW__)
+  auto const v = _mm512_loadu_si512(bytes);
+  return _mm512_test_epi8_mask(v, v);
+#elif defined(__AVX2__)
+  auto const half = [&](int i) {
+    auto const v = _mm256_loadu_si256(reinterpret_cast<__m256i const*>(bytes + i));
+    auto const zero = _mm256_movemask_epi8(_mm256_cmpeq_epi8(v, _mm256_setzero_si256()));
+    return static_cast<mask_word>(~static_cast<std::uint32_t>(zero)) << i;
+  };
+  return half(0) | half(32);
+#elif defined(__SSE2__)
+  auto const quarter = [&](int i) {
+    auto const v = _mm_loadu_si128(reinterpret_cast<__m128i const*>(bytes + i));
+    auto const zero = _mm_movemask_epi8(_mm_cmpeq_epi8(v, _mm_setzero_si128()));
+    return static_cast<mask_word>(static_cast<std::uint16_t>(~zero)) << i;
+  };
+  return quarter(0) | quarter(16) | quarter(32) | quarter(48);
+#else
+  mask_word word = 0;
+  for (int i = 0; i < mask_word_bits; ++i) word |= static_cast<mask_word>(bytes[i] != 0) << i;
+  return word;
+#endif
+}
+
+//! Bit i of the result: flag(i), for i in [begin, end), end - begin <= 64.
+template <class Flag>
+SCAPE_ALWAYS_INLINE mask_word flag_bits(std::int64_t begin, std::int64_t end, Flag&& flag) {
+  mask_word word = 0;
+  for (auto i = begin; i < end; ++i) word |= static_cast<mask_word>(flag(i) ? 1 : 0) << (i - begin);
+  return word;
+}
+
+//! Packs flag(i) for the elements [begin, end), begin a multiple of the word.
+template <class Flag>
+void pack(std::int64_t begin, std::int64_t end, Flag const& flag, mask_word* mask) {
+  constexpr std::int64_t block = 8 * mask_word_bits;  // evaluated apart, so that it vectorises
+  alignas(64) std::uint8_t flags[block];
+  auto i = begin;
+  for (; i + block <= end; i += block) {
+    for (std::int64_t j = 0; j < block; ++j) flags[j] = flag(i + j) ? 1 : 0;
+    for (std::int64_t j = 0; j < block; j += mask_word_bits) {
+      mask[(i + j) / mask_word_bits] = nonzero_bits(flags + j);
+    }
+  }
+  for (; i < end; i += mask_word_bits) {
+    mask[i / mask_word_bits] = flag_bits(i, std::min(i + mask_word_bits, end), flag);
+  }
+}
+
+//! Position of the r-th set bit, r < popcount(word).
+inline int select_bit(mask_word word, std::int64_t r) noexcept {
+#if defined(__BMI2__)
+  return std::countr_zero(_pdep_u64(mask_word{1} << r, word));
+#else
+  for (; r > 0; --r) word &= word - 1;
+  return std::countr_zero(word);
+#endif
+}
+
+//! out[r] = in[i], with i the r-th set bit.
+template <class T>
+void gather(ranked_parts const& parts, T const* in, T* out) {
+  parts.for_each([=](std::int64_t begin, mask_word const* mask, std::int64_t n, std::int64_t rank) {
+    auto* next = out + rank;
+    for_each_word(mask, n, [&](std::int64_t w, mask_word word, bool whole) {
+      if (word == 0) return;
+      next = compress_word(word, whole, in + begin + mask_word_bits * w, next);
+    });
+  });
+}
+
+//! out[i] = in[r], with i the r-th set bit; other elements are not touched.
+template <class T>
+void scatter(ranked_parts const& parts, T const* in, T* out) {
+  parts.for_each([=](std::int64_t begin, mask_word const* mask, std::int64_t n, std::int64_t rank) {
+    auto const* next = in + rank;
+    for_each_word(mask, n, [&](std::int64_t w, mask_word word, bool) {
+      if (word == 0) return;
+      next = expand_word(word, next, out + begin + mask_word_bits * w);
+    });
+  });
+}
+
+}  // namespace scape::detail

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//! @file
+//! The mask of a shard: exactly k bits per selection group, where a statistic is largest.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <string>
+
+#include <scape/concepts.hpp>
+#include <scape/config.hpp>
+#include <scape/context/host.hpp>
+#include <scape/detail/host/topk.hpp>
+#include <scape/detail/mask_ranges.hpp>
+#include <scape/error.hpp>
+#include <scape/layout.hpp>
+#include <scape/workspace.hpp>
+
+namespace scape {
+
+//! Where a NaN ranks: before infinity, so that it is sent and seen, or after zero.
+enum class nan_policy : std::uint8_t { first, last };
+
+//! Memory of one selection group from call to call. It makes the next selection faster, never
+//! different: any content is valid, a new one knows nothing.
+struct topk_hint {
+  std::int32_t key = 0;    //!< of the k-th largest element, as an integer; 0: unknown
+  std::int32_t width = 0;  //!< how far the next one may be from it
+};
+
+struct topk_options {
+  //! Words of the shard; these elements are taken only if a group has fewer than k others.
+  std::span<mask_word const> exclude = {};
+  std::span<topk_hint> hints = {};  //!< one per selection group of the shard, or none
+  nan_policy nan = nan_policy::first;
+};
+
+namespace detail {
+
+//! A hundredth of the threshold, about: where nothing is known of its pace.
+inline constexpr std::int32_t default_topk_hint_width = 1 << 16;
+
+inline topk::bracket bracket_of(topk_hint const& hint) noexcept {
+  if (hint.key < topk::smallest_key || hint.key > topk::largest_key) return {1, 0};
+  auto const width = std::clamp(hint.width, 0, 1 << 26);
+  return {std::max(hint.key - width, topk::smallest_key),
+          hint.key + std::min(width, topk::largest_key - hint.key)};
+}
+
+//! Follows the threshold: wide enough for four times its last move, but not for more than 1/128
+//! of the elements, as those inside cost more than those outside.
+inline void learn(topk_hint& hint, topk::outcome const& found, std::int64_t length) noexcept {
+  if (found.threshold == 0) return;
+  auto const tried = bracket_of(hint);
+  auto width = std::int64_t{default_topk_hint_width};
+  if (!tried.empty()) {
+    auto const move = std::abs(std::int64_t{found.threshold} - hint.key);
+    auto const used = std::int64_t{hint.width};
+    width = tried.holds(found.threshold) ? std::max(4 * move, used - used / 4)
+                                         : std::max(4 * move, width);
+    if (found.inside_counted && found.inside > length / 128) {
+      width = std::min(width, used * (length / 256) / found.inside);
+    } else if (used == 0) {
+      width = default_topk_hint_width;
+    }
+  }
+  hint = {found.threshold, static_cast<std::int32_t>(std::min<std::int64_t>(width, 1 << 26))};
+}
+
+}  // namespace detail
+
+//! Scratch bytes for any shard of the layout and any number of threads: about an eighth of a byte
+//! per element of the longest shard, and a constant of about 60 kB.
+inline std::size_t partitioned_topk_mask_bytes(layout const& layout) {
+  return detail::topk::scratch_bytes(layout.max_shard_size());
+}
+
+//! Fills `mask`, the words of one shard: every bit of spans with policy `always`, none of `frozen`
+//! ones, and plan.group_k bits of every other selection group. Those are where |statistic(i)| is
+//! largest; of equal magnitudes (+0 and -0, or two NaNs) the lower index goes first. The result
+//! is the same for every number of threads, instruction set and hint.
+//!
+//! @param statistic  float of a shard-relative index, which must give the same value each time it
+//!                   is called (for an index once, or up to five times) and on any thread; called
+//!                   for elements of sparse spans only
+//! @param mask       layout.words_per_shard() words
+//! @param ctx        scratch: partitioned_topk_mask_bytes(layout); blocks until done
+//! Throws argument_error before anything is changed.
+template <statistic F>
+void partitioned_topk_mask(host_context const& ctx, layout const& layout, send_plan const& plan,
+                           int shard, F const& statistic, std::span<mask_word> mask,
+                           topk_options const& options = {}) {
+  constexpr auto op = "partitioned_topk_mask";
+  detail::expect(shard >= 0 && shard < layout.shards(), op,
+                 "shard " + std::to_string(shard) + " is not one of the layout's " +
+                     std::to_string(layout.shards()));
+  auto const groups = layout.groups(shard);
+  detail::expect_equal(op, "the number of words of the mask", std::ssize(mask),
+                       layout.words_per_shard());
+  if (!options.exclude.empty()) {
+    detail::expect_equal(op, "the number of words to exclude", std::ssize(options.exclude),
+                         layout.words_per_shard());
+  }
+  if (!options.hints.empty()) {
+    detail::expect_equal(op, "the number of hints", std::ssize(options.hints), std::ssize(groups),
+                         "give one per selection group of the shard");
+  }
+  auto const first = layout.first_group(shard);
+  detail::expect(plan.group_k.size() >= first + groups.size(), op,
+                 "the plan has " + std::to_string(plan.group_k.size()) + " groups, at least " +
+                     std::to_string(first + groups.size()) + " are needed; use layout.plan()");
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    auto const k = plan.group_k[first + g];
+    detail::expect(k >= 0 && k <= groups[g].length, op,
+                   "k of group " + std::to_string(g) + " is " + std::to_string(k) +
+                       ", the group has " + std::to_string(groups[g].length) + " elements");
+  }
+  detail::expect_scratch(op, ctx.scratch.size(), partitioned_topk_mask_bytes(layout));
+
+  std::ranges::fill(mask, mask_word{0});
+  auto const nan_key =
+      options.nan == nan_policy::first ? detail::topk::largest_key : detail::topk::smallest_key;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    auto const& group = groups[g];
+    if (group.policy == span_policy::always) {
+      for (auto const& range : group.ranges) detail::set_range(mask, range);
+      continue;
+    }
+    auto* const hint = options.hints.empty() ? nullptr : &options.hints[g];
+    auto const found = detail::topk::select(
+        ctx, {group.ranges, options.exclude.data(), group.length}, plan.group_k[first + g],
+        statistic, nan_key, hint ? detail::bracket_of(*hint) : detail::topk::bracket{1, 0},
+        mask.data());
+    if (hint) detail::learn(*hint, found, group.length);
+  }
+}
+
+}  // namespace scape

@@ -394,13 +394,13 @@ TEST_CASE("a rank that has started and computes delays nobody") {
       comm.barrier(ctx).wait(ctx);
       auto const start = std::chrono::steady_clock::now();
       auto handle = comm.reduce_scatter(ctx, send, std::span(recv), counts);
-      if (comm.rank() == 3) std::this_thread::sleep_for(1500ms);
+      if (comm.rank() == 3) std::this_thread::sleep_for(2000ms);
       handle.wait(ctx);
       took[at(comm.rank())] = std::chrono::duration_cast<std::chrono::milliseconds>(
           std::chrono::steady_clock::now() - start);
       CHECK(std::count(recv.begin(), recv.end(), 4.0F) == n);
     });
-    for (std::size_t r = 0; r < 3; ++r) CHECK(took[r] < 1000ms);
+    for (std::size_t r = 0; r < 3; ++r) CHECK(took[r] < 1800ms);
   }
 }
 
@@ -568,7 +568,7 @@ TEST_CASE("a rank that leaves is missed") {
 TEST_CASE("ranks that never come are named after the deadline") {
   for (bool const two : {false, true}) {
     auto const endings = endings_of(4, {.deadline = 100ms}, [&](comm_t& comm) {
-      if (comm.rank() == 1 || (two && comm.rank() == 3)) std::this_thread::sleep_for(1000ms);
+      if (comm.rank() == 1 || (two && comm.rank() == 3)) std::this_thread::sleep_for(2000ms);
       gather_12(comm);
     });
     for (std::size_t r = 0; r < 4; ++r) {
@@ -580,14 +580,14 @@ TEST_CASE("ranks that never come are named after the deadline") {
     }
     CHECK(endings[1].peer != 1);
     CHECK(endings[0].elapsed >= 100ms);
-    CHECK(endings[0].elapsed < 900ms);
+    CHECK(endings[0].elapsed < 1800ms);
   }
 }
 
 TEST_CASE("a full ring waits no longer than the deadline") {
   auto const endings = endings_of(2, {.deadline = 100ms, .in_flight = 2}, [](comm_t& comm) {
     if (comm.rank() == 1) {
-      std::this_thread::sleep_for(500ms);
+      std::this_thread::sleep_for(2000ms);
       return;
     }
     std::array<float, 3> x{};
@@ -600,7 +600,7 @@ TEST_CASE("a full ring waits no longer than the deadline") {
   CHECK(endings[0].kind == "peer_error");
   CHECK(contains(endings[0].what, "rank 1 did not start all_reduce of 1 float (operation 0)"));
   CHECK(endings[0].elapsed >= 100ms);
-  CHECK(endings[0].elapsed < 450ms);
+  CHECK(endings[0].elapsed < 1800ms);
 }
 
 TEST_CASE("disagreement is reported on every rank") {

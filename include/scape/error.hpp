@@ -5,6 +5,7 @@
 //! Typed exceptions. Every message names the operation, the rank where one is known, the numbers
 //! that disagree, and what to do about it.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -108,6 +109,13 @@ inline void expect_scratch(std::string_view operation, std::size_t got, std::siz
 inline void expect(bool ok, std::string_view operation, std::string_view what,
                    source_location where = source_location::current()) {
   if (!ok) throw argument_error(std::string(operation), std::string(what), -1, -1, where);
+}
+
+//! The same with a text that is composed only when it is needed: checks of a step allocate nothing.
+template <std::invocable Text>
+void expect(bool ok, std::string_view operation, Text const& what,
+            source_location where = source_location::current()) {
+  if (!ok) throw argument_error(std::string(operation), what(), -1, -1, where);
 }
 
 }  // namespace detail

@@ -126,6 +126,7 @@ inline void expect_valid(char const* op, adam_options const& o) {
   expect(o.beta1 >= 0 && o.beta1 < 1, op, "beta1 is outside [0, 1)");
   expect(o.beta2 >= 0 && o.beta2 < 1, op, "beta2 is outside [0, 1)");
   expect(o.epsilon > 0, op, "epsilon is not positive");
+  expect(std::isfinite(o.weight_decay), op, "weight_decay is not finite");
   expect(o.clip_norm >= 0, op, "clip_norm is negative; 0 turns clipping off");
 }
 

@@ -201,6 +201,7 @@ class sparse_optimizer {
          std::as_writable_bytes(mask_storage_)});
     step_ = static_cast<std::int64_t>(header.step);
     skipped_ = static_cast<std::int64_t>(header.skipped);
+    restored_until_ = step_ + options_.lag;
     std::ranges::fill(hints_, topk_hint{});
   }
 
@@ -273,7 +274,18 @@ class sparse_optimizer {
     }
     layout_.plan(options_.density, options_.ramp(step_), plan_);
     if (options_.lag == 0 || step_ < options_.lag) make_mask(ctx, step_, pending, accumulated);
-    return masks_.wait(ctx, step_);
+    auto const mask = masks_.wait(ctx, step_);
+    if (step_ < restored_until_) count_into_plan(mask);
+    return mask;
+  }
+
+  //! For a mask out of a file, which may have been made at another density.
+  void count_into_plan(std::span<mask_word const> mask) noexcept {
+    auto const words = static_cast<std::size_t>(layout_.words_per_shard());
+    for (int p = 0; p < layout_.shards(); ++p) {
+      plan_.counts[at(p)] = detail::count_bits(mask.subspan(at(p) * words, words));
+      plan_.offsets[at(p) + 1] = plan_.offsets[at(p)] + plan_.counts[at(p)];
+    }
   }
 
   //! Selects this rank's bits of the mask of `step` and starts its all-gather.
@@ -327,6 +339,7 @@ class sparse_optimizer {
   send_plan plan_, next_plan_;
   std::int64_t step_ = 0;
   std::int64_t skipped_ = 0;
+  std::int64_t restored_until_ = 0;  // the masks of the steps before were loaded
   step_report report_;
 };
 

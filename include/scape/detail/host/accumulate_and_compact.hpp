@@ -24,10 +24,18 @@ void accumulate_and_compact_part(Grad const* SCAPE_RESTRICT grad, float* SCAPE_R
   alignas(64) float taken[block];
   for (std::int64_t begin = 0; begin < n; begin += block) {
     auto const length = std::min(block, n - begin);
-    for (std::int64_t j = begin; j < begin + length; ++j) {
-      residual[j] = accumulate(coefficient, grad[j], residual[j]);
-    }
     auto const* words = mask + begin / mask_word_bits;
+    for_each_word(words, length, [&](std::int64_t w, mask_word, bool whole) {
+      auto const* g = grad + begin + mask_word_bits * w;
+      auto* r = residual + begin + mask_word_bits * w;
+      if (whole) {
+        prefetch_ahead(g);
+        prefetch_ahead(r);
+        for (int j = 0; j < mask_word_bits; ++j) r[j] = accumulate(coefficient, g[j], r[j]);
+      } else {
+        for (int j = 0; j < n % mask_word_bits; ++j) r[j] = accumulate(coefficient, g[j], r[j]);
+      }
+    });
     auto* end = taken;
     for_each_word(words, length, [&](std::int64_t w, mask_word word, bool whole) {
       end = compress_word(word, whole, residual + begin + mask_word_bits * w, end);

@@ -8,8 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <span>
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -138,16 +139,21 @@ SCAPE_ALWAYS_INLINE mask_word flag_bits(std::int64_t begin, std::int64_t end, Fl
   return word;
 }
 
-//! Packs flag(i) for the elements [begin, end), begin a multiple of the word.
-template <class Flag>
-void pack(std::int64_t begin, std::int64_t end, Flag const& flag, mask_word* mask) {
+//! Packs flag(i) for the elements [begin, end), begin a multiple of the word. `ahead(i)` may start
+//! to fetch what flag will look at some time after i.
+template <class Flag, class Ahead>
+void pack(std::int64_t begin, std::int64_t end, mask_word* mask, Flag const& flag,
+          Ahead const& ahead) {
   constexpr std::int64_t block = 8 * mask_word_bits;  // evaluated apart, so that it vectorises
   alignas(64) std::uint8_t flags[block];
   auto i = begin;
   for (; i + block <= end; i += block) {
-    for (std::int64_t j = 0; j < block; ++j) flags[j] = flag(i + j) ? 1 : 0;
-    for (std::int64_t j = 0; j < block; j += mask_word_bits) {
-      mask[(i + j) / mask_word_bits] = nonzero_bits(flags + j);
+    for (std::int64_t word = 0; word < block; word += mask_word_bits) {
+      ahead(i + word);
+      for (auto j = word; j < word + mask_word_bits; ++j) flags[j] = flag(i + j) ? 1 : 0;
+    }
+    for (std::int64_t word = 0; word < block; word += mask_word_bits) {
+      mask[(i + word) / mask_word_bits] = nonzero_bits(flags + word);
     }
   }
   for (; i < end; i += mask_word_bits) {
@@ -165,27 +171,82 @@ inline int select_bit(mask_word word, std::int64_t r) noexcept {
 #endif
 }
 
+//! 0, 1, 2, ...
+template <std::size_t N>
+constexpr std::array<std::uint16_t, N> counting_numbers() noexcept {
+  std::array<std::uint16_t, N> numbers = {};
+  for (std::size_t i = 0; i < N; ++i) numbers[i] = static_cast<std::uint16_t>(i);
+  return numbers;
+}
+
+//! Goes through a mask by blocks. Where few bits are set, calls few(begin, positions) with the
+//! offsets of all set bits from `begin`, so that memory between them is not touched; elsewhere
+//! calls many(begin, word, whole) for each word.
+template <class Few, class Many>
+SCAPE_ALWAYS_INLINE void for_each_few_or_many(mask_word const* mask, std::int64_t n, Few&& few,
+                                              Many&& many) {
+  constexpr std::int64_t block = 64 * mask_word_bits;
+  constexpr std::int64_t most_few = block / 16;
+  static constexpr auto offsets = counting_numbers<block>();
+  std::uint16_t positions[most_few];
+  for (std::int64_t begin = 0; begin < n; begin += block) {
+    auto const length = std::min(block, n - begin);
+    auto const* words = mask + begin / mask_word_bits;
+    if (count_bits(words, length) <= std::min(most_few, length / 16)) {
+      auto* end = positions;
+      for_each_word(words, length, [&](std::int64_t w, mask_word word, bool) {
+        end = compress_word(word, true, offsets.data() + mask_word_bits * w, end);
+      });
+      few(begin, std::span<std::uint16_t const>(positions, end));
+    } else {
+      for_each_word(words, length, [&](std::int64_t w, mask_word word, bool whole) {
+        many(begin + mask_word_bits * w, word, whole);
+      });
+    }
+  }
+}
+
 //! out[r] = in[i], with i the r-th set bit.
 template <class T>
-void gather(ranked_parts const& parts, T const* in, T* out) {
-  parts.for_each([=](std::int64_t begin, mask_word const* mask, std::int64_t n, std::int64_t rank) {
-    auto* next = out + rank;
-    for_each_word(mask, n, [&](std::int64_t w, mask_word word, bool whole) {
-      if (word == 0) return;
-      next = compress_word(word, whole, in + begin + mask_word_bits * w, next);
-    });
-  });
+void gather_part(mask_word const* mask, std::int64_t n, T const* SCAPE_RESTRICT in,
+                 T* SCAPE_RESTRICT out) noexcept {
+  for_each_few_or_many(
+      mask, n,
+      [&](std::int64_t begin, std::span<std::uint16_t const> positions) {
+        for (auto const position : positions) *out++ = in[begin + position];
+      },
+      [&](std::int64_t begin, mask_word word, bool whole) {
+        prefetch_ahead(in + begin);
+        out = compress_word(word, whole, in + begin, out);
+      });
 }
 
 //! out[i] = in[r], with i the r-th set bit; other elements are not touched.
 template <class T>
+void scatter_part(mask_word const* mask, std::int64_t n, T const* SCAPE_RESTRICT in,
+                  T* SCAPE_RESTRICT out) noexcept {
+  for_each_few_or_many(
+      mask, n,
+      [&](std::int64_t begin, std::span<std::uint16_t const> positions) {
+        for (auto const position : positions) out[begin + position] = *in++;
+      },
+      [&](std::int64_t begin, mask_word word, bool) {
+        prefetch_ahead(out + begin);
+        in = expand_word(word, in, out + begin);
+      });
+}
+
+template <class T>
+void gather(ranked_parts const& parts, T const* in, T* out) {
+  parts.for_each([=](std::int64_t begin, mask_word const* mask, std::int64_t n, std::int64_t rank) {
+    gather_part(mask, n, in + begin, out + rank);
+  });
+}
+
+template <class T>
 void scatter(ranked_parts const& parts, T const* in, T* out) {
   parts.for_each([=](std::int64_t begin, mask_word const* mask, std::int64_t n, std::int64_t rank) {
-    auto const* next = in + rank;
-    for_each_word(mask, n, [&](std::int64_t w, mask_word word, bool) {
-      if (word == 0) return;
-      next = expand_word(word, next, out + begin + mask_word_bits * w);
-    });
+    scatter_part(mask, n, in + rank, out + begin);
   });
 }
 

@@ -334,7 +334,7 @@ class thread_engine {
   //! worth a moment's wait.
   [[noreturn]] void throw_failure(std::unique_lock<std::mutex>& lock, int rank,
                                   std::string_view operation) {
-    auto const until = clock::now() + std::min(deadline_, std::chrono::milliseconds(100));
+    auto const until = clock::now() + std::min(deadline_, std::chrono::milliseconds(1000));
     while (unexplained_ && failure_->rank != rank && clock::now() < until) {
       pause(lock, slots_[0], until);
     }

@@ -85,7 +85,7 @@ class histogram {
 
  private:
   static constexpr int few = 24;
-  static constexpr std::int64_t max_blocks = std::int64_t{1} << 25;  // 2^31 per counter at most
+  static constexpr std::int64_t max_blocks = std::int64_t{1} << 25;  // below 2^30 per counter
 
   void clear() noexcept {
     for (auto& c : counts_) std::fill_n(c.begin(), bins_.bins + 1, 0U);

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "options.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numbers>
+
+#include "usage_error.hpp"
+
+namespace train_gpt {
+namespace {
+
+// What the command line says about the runs, before they are spelled out.
+struct request {
+  std::string suite = "default";
+  std::optional<std::string> optimizer;
+  sparse_preset preset = sparse_preset::staleness_aware;
+  double density = 0.1;
+  std::optional<std::int64_t> ramp;
+  std::optional<double> lr;
+  std::uint64_t seed = 1;
+  std::uint64_t seeds = 1;
+};
+
+// The values that did best in runs of a few thousand steps of the default model.
+double default_learning_rate(run_spec const& run) {
+  if (run.sparse && run.preset == sparse_preset::literal) return 4e-3;
+  return run.rule == update_rule::adams ? 2e-3 : 8e-3;
+}
+
+run_spec make_run(request const& r, options const& o, bool sparse, update_rule rule,
+                  sparse_preset preset = sparse_preset::staleness_aware, double density = 1) {
+  run_spec run{.sparse = sparse, .rule = rule, .preset = preset, .density = density};
+  std::string const rule_name = rule == update_rule::adams ? "AdamS" : "AdamW";
+  std::string const rule_stem = rule == update_rule::adams ? "adams" : "adamw";
+  run.lr = r.lr.value_or(default_learning_rate(run));
+  if (!sparse) {
+    run.name = "dense-" + rule_stem;
+    run.label = "dense " + rule_name;
+    return run;
+  }
+  run.ramp = r.ramp.value_or(density > 0 && density <= 0.02 ? o.steps / 4 : 0);
+  double const sparsity = std::round((1 - density) * 1e8) / 1e6;
+  run.name = fmt::format("scape-{}-{:g}", rule_stem, sparsity);
+  run.label = fmt::format("SCAPE-{} {:g} %", rule_name, sparsity);
+  if (preset == sparse_preset::literal) {
+    run.name += "-literal";
+    run.label += ", literal";
+  }
+  return run;
+}
+
+std::vector<run_spec> make_runs(request const& r, options const& o) {
+  using enum update_rule;
+  std::vector<run_spec> runs;
+  if (r.optimizer) {
+    bool const sparse = r.optimizer->starts_with("scape");
+    auto const rule = r.optimizer->ends_with("adams") ? adams : adamw;
+    runs.push_back(sparse ? make_run(r, o, true, rule, r.preset, r.density)
+                          : make_run(r, o, false, rule));
+  } else {
+    if (r.suite == "default") runs.push_back(make_run(r, o, false, adamw));
+    runs.push_back(make_run(r, o, false, adams));
+    runs.push_back(make_run(r, o, true, adams, sparse_preset::staleness_aware, 0.1));
+    runs.push_back(make_run(r, o, true, adams, sparse_preset::staleness_aware, 0.01));
+    if (r.suite == "quality") {
+      runs.push_back(make_run(r, o, true, adams, sparse_preset::literal, 0.1));
+    }
+  }
+  std::vector<run_spec> seeded;
+  for (std::uint64_t i = 0; i < r.seeds; ++i) {
+    for (auto run : runs) {
+      run.seed = r.seed + i;
+      seeded.push_back(std::move(run));
+    }
+  }
+  return seeded;
+}
+
+template <class T>
+void require_at_least(char const* flag, T value, T least) {
+  if (!(value >= least))
+    throw usage_error(fmt::format("{} is {}, at least {} is needed", flag, value, least));
+}
+
+void require_in(char const* flag, double value, double from, double to) {
+  if (!(value >= from && value <= to)) {
+    throw usage_error(fmt::format("{} is {}, expected a value in [{}, {}]", flag, value, from, to));
+  }
+}
+
+void check(options const& o, request const& r) {
+  require_at_least("--layers", o.shape.layers, std::int64_t{1});
+  require_at_least("--width", o.shape.width, std::int64_t{1});
+  require_at_least("--heads", o.shape.heads, std::int64_t{1});
+  require_at_least("--context", o.shape.context, std::int64_t{1});
+  require_at_least("--ranks", o.ranks, 1);
+  require_at_least("--batch", o.batch, std::int64_t{1});
+  require_at_least("--steps", o.steps, std::int64_t{1});
+  require_at_least("--lag", o.lag, 0);
+  require_at_least("--seeds", r.seeds, std::uint64_t{1});
+  require_at_least("--checkpoint-every", o.checkpoint_every, std::int64_t{0});
+  require_at_least("--ramp", r.ramp.value_or(0), std::int64_t{0});
+  require_at_least("--weight-decay", o.weight_decay, 0.0);
+  require_at_least("--clip", o.clip, 0.0);
+  require_in("--density", r.density, 0, 1);
+  require_in("--warmup", o.warmup, 0, 1);
+  if (r.density == 0 && r.ramp.value_or(0) > 0) {
+    throw usage_error("--ramp is geometric and cannot end at --density 0");
+  }
+  for (auto const& [flag, beta] : {std::pair("--beta1", o.beta1), std::pair("--beta2", o.beta2)}) {
+    if (!(beta >= 0 && beta < 1)) {
+      throw usage_error(fmt::format("{} is {}, expected a value in [0, 1)", flag, beta));
+    }
+  }
+  if (r.lr && !(*r.lr > 0 && std::isfinite(*r.lr))) {
+    throw usage_error(fmt::format("--lr is {}, expected a positive number", *r.lr));
+  }
+  if (o.shape.width % o.shape.heads != 0) {
+    throw usage_error(
+        fmt::format("--heads {} does not divide --width {}", o.shape.heads, o.shape.width));
+  }
+}
+
+}  // namespace
+
+double options::learning_rate(run_spec const& run, std::int64_t step) const {
+  double const warmup_steps = warmup * static_cast<double>(steps);
+  auto const at = static_cast<double>(step);
+  if (at < warmup_steps) return run.lr * std::min(1.0, (at + 1) / warmup_steps);
+  double const progress = (at - warmup_steps) / (static_cast<double>(steps) - warmup_steps);
+  return run.lr * (0.55 + 0.45 * std::cos(std::numbers::pi * progress));
+}
+
+std::optional<options> parse_options(int argc, char const* const* argv) {
+  options o;
+  request r;
+  o.corpus = SCAPE_TRAIN_GPT_CORPUS;
+  for (int i = 0; i < argc; ++i) (o.command += i == 0 ? "" : " ") += argv[i];
+
+  CLI::App app(
+      "Trains a small byte-level GPT with data-parallel ranks as threads of this process.\n"
+      "Without --optimizer it compares dense AdamW, dense AdamS and SCAPE-AdamS at 90 % and 99 % "
+      "sparsity, and leaves report.html, summary.csv and one CSV per run in the output folder.");
+  app.option_defaults()->always_capture_default()->take_last();
+  app.get_formatter()->column_width(34);
+
+  std::map<std::string, sparse_preset> const presets{
+      {"staleness_aware", sparse_preset::staleness_aware}, {"literal", sparse_preset::literal}};
+  std::map<std::string, wire_type> const wires{
+      {"fp32", wire_type::fp32}, {"bf16", wire_type::bf16}, {"fp16", wire_type::fp16}};
+
+  auto* suite =
+      app.add_option("--suite", r.suite,
+                     "runs to compare: default, or quality (dense AdamS, 90 %, 99 %, 90 % literal)")
+          ->check(CLI::IsMember({"default", "quality"}))
+          ->group("Runs");
+  auto* optimizer =
+      app.add_option("--optimizer", r.optimizer, "a single run instead of a suite")
+          ->check(CLI::IsMember({"dense-adams", "dense-adamw", "scape-adams", "scape-adamw"}))
+          ->excludes(suite)
+          ->group("Runs");
+  app.add_option("--preset", r.preset, "of the scape optimizers: staleness_aware or literal")
+      ->transform(CLI::CheckedTransformer(presets))
+      ->needs(optimizer)
+      ->default_str("staleness_aware")
+      ->group("Runs");
+  app.add_option("--density", r.density,
+                 "share of the 2-D tensors' parameters sent per step, in [0, 1]")
+      ->needs(optimizer)
+      ->group("Runs");
+  app.add_option("--ramp", r.ramp,
+                 "steps until the density is reached [a quarter of the run at densities up to "
+                 "0.02, else 0]")
+      ->group("Runs");
+  app.add_option("--seed", r.seed, "of weights and batches")->group("Runs");
+  app.add_option("--seeds", r.seeds, "repeat with this many successive seeds")->group("Runs");
+
+  app.add_option("--ranks", o.ranks, "data-parallel ranks")->group("Training");
+  app.add_option("--steps", o.steps, "optimizer steps per run")->group("Training");
+  app.add_option("--batch", o.batch, "sequences per rank and step")->group("Training");
+  app.add_option("--lr", r.lr, "peak learning rate [2e-3 AdamS, 8e-3 AdamW, 4e-3 literal]")
+      ->group("Training");
+  app.add_option("--warmup", o.warmup, "share of the steps with rising learning rate")
+      ->group("Training");
+  app.add_option("--beta1", o.beta1, "decay of the first moment")->group("Training");
+  app.add_option("--beta2", o.beta2, "decay of the second moment")->group("Training");
+  app.add_option("--weight-decay", o.weight_decay, "decoupled weight decay")->group("Training");
+  app.add_option("--clip", o.clip, "limit of each rank's own gradient norm, 0 for none")
+      ->group("Training");
+  app.add_option("--lag", o.lag, "steps between choosing a mask and using it")->group("Training");
+  app.add_option("--wire", o.wire, "type of the values sent by scape: fp32, bf16 or fp16")
+      ->transform(CLI::CheckedTransformer(wires))
+      ->default_str("fp32")
+      ->group("Training");
+
+  app.add_option("--layers", o.shape.layers, "transformer blocks")->group("Model");
+  app.add_option("--width", o.shape.width, "size of the residual stream")->group("Model");
+  app.add_option("--heads", o.shape.heads, "attention heads")->group("Model");
+  app.add_option("--context", o.shape.context, "bytes per sequence")->group("Model");
+
+  app.add_option("--corpus", o.corpus, "file or folder to learn from")->group("Files");
+  app.add_option("--out", o.out, "output folder")->group("Files");
+  app.add_option("--checkpoint-every", o.checkpoint_every,
+                 "steps between checkpoints, 0: only when a run ends")
+      ->group("Files");
+  app.add_flag("--resume", o.resume, "continue from the checkpoints in the output folder")
+      ->group("Files");
+  app.add_flag("--quiet", o.quiet, "no progress on stderr")->group("Files");
+
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::CallForHelp const&) {
+    fmt::print("{}", app.help());
+    return std::nullopt;
+  } catch (CLI::ParseError const& e) {
+    std::string line = e.what();
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    throw usage_error(line + " (see --help)");
+  }
+  check(o, r);
+  o.runs = make_runs(r, o);
+  return o;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,877 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <latch>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <scape/comm/self.hpp>
+#include <scape/comm/threads.hpp>
+#include <scape/float16.hpp>
+#include <scape/layout.hpp>
+#include <scape/optim/sparse_optimizer.hpp>
+
+#include "support/allocation_counter.hpp"
+#include "support/counting_communicator.hpp"
+#include "support/optimizer_rig.hpp"
+#include "support/raises.hpp"
+#include "support/rank_data.hpp"
+#include "support/reference_optimizer.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using namespace scape::testing;
+using scape::adams;
+using scape::adamw;
+using scape::age_scaling;
+using scape::first_mask;
+using scape::layout;
+using scape::layout_options;
+using scape::mask_word;
+using scape::parameter_span;
+using scape::run_threads;
+using scape::sparse_optimizer_options;
+using scape::span_policy;
+using scape::statistic_kind;
+using scape::step_arguments;
+using scape::thread_communicator;
+using scape::topk_scope;
+using scape::unmasked_moment;
+
+using gradients_of_step = std::vector<std::vector<float>>;
+
+//! A run that is compared with the reference after every step.
+struct scenario {
+  std::string name;
+  layout parameters;
+  sparse_optimizer_options options;
+  topk_scope scope = topk_scope::shard;
+  int steps = 10;
+  float gradient_divisor = 1;
+  int gradient_range = 8;
+  std::function<gradients_of_step(std::int64_t)> gradients = {};
+
+  [[nodiscard]] step_arguments arguments(std::int64_t step) const {
+    return {.lr = 0.0625F * static_cast<float>(1 + step % 3), .gradient_divisor = gradient_divisor};
+  }
+  [[nodiscard]] gradients_of_step gradients_of(std::int64_t step) const {
+    if (gradients) return gradients(step);
+    gradients_of_step result;
+    for (int i = 0; i < parameters.shards(); ++i) {
+      result.push_back(integer_gradient(7, i, step, parameters.size(), gradient_range));
+    }
+    return result;
+  }
+};
+
+template <class Wire>
+constexpr int bits_of_wire = std::is_same_v<Wire, float>            ? 24
+                             : std::is_same_v<Wire, scape::float16> ? 11
+                                                                    : 8;
+
+//! What differs between one rank's optimizer and the reference after the same step.
+template <class Rig>
+std::string difference(Rig const& r, int rank, scenario const& s, scape::step_report const& report,
+                       reference_sparse_optimizer const& want) {
+  auto const& l = s.parameters;
+  auto const& state = r.optimizer;
+  auto const same = [](auto const& got, auto const& expected, std::int64_t offset) {
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      if (static_cast<double>(got[i]) !=
+          static_cast<double>(expected[i + static_cast<std::size_t>(offset)])) {
+        return false;
+      }
+    }
+    return true;
+  };
+  auto const step = want.step_count - 1;
+  if (report.step != step) return "step";
+  if (state.steps() != want.step_count) return "steps()";
+  if (elements_of(l, state.last_mask()) != want.masks.at(step)) return "mask";
+  if (mask_of(l, elements_of(l, state.last_mask())) !=
+      std::vector<mask_word>(state.last_mask().begin(), state.last_mask().end())) {
+    return "bits without an element";
+  }
+  if (!same(state.residual(), want.residual[at(rank)], 0)) return "residual";
+  if (!same(state.moments().m, want.m, l.begin(rank))) return "first moment";
+  if (!same(state.moments().age, want.age, l.begin(rank))) return "age";
+  for (std::int64_t j = 0; j < l.size(); ++j) {
+    auto const error = std::abs(static_cast<double>(r.weights[at(j)]) - want.w[at(j)]);
+    if (!(error <= want.weight_bound[at(j)])) return "weight " + std::to_string(j);
+  }
+  auto const n = static_cast<double>(l.size());
+  auto const sent = static_cast<double>(want.values_of(step));
+  if (report.density != (n == 0 ? 0 : sent / n)) return "density";
+  if (step > 0 && report.mask_overlap != want.overlap(step)) return "overlap";
+  double square = 0;
+  for (auto const e : want.residual[at(rank)]) square += e * e;
+  if (std::abs(report.residual_norm - std::sqrt(square)) > 1e-12 * std::sqrt(square)) {
+    return "residual norm";
+  }
+  return {};
+}
+
+template <class Rule, class Wire = float>
+void compare(scenario const& s) {
+  CAPTURE(s.name);
+  auto const ranks = s.parameters.shards();
+  auto const weights = initial_weights(s.parameters.size());
+  reference_sparse_optimizer reference(reference_of(s.parameters, s.scope), s.options,
+                                       Rule::keeps_second_moment, weights);
+  reference.wire_bits = bits_of_wire<Wire>;
+  std::vector<gradients_of_step> gradients;
+  std::vector<reference_sparse_optimizer> expected;
+  for (int t = 0; t < s.steps; ++t) {
+    gradients.push_back(s.gradients_of(t));
+    reference.step(gradients.back(), s.arguments(t));
+    expected.push_back(reference);
+  }
+  CHECK(reference.inexact == 0);
+
+  run_threads(ranks, [&](thread_communicator& comm) {
+    CAPTURE(s.name);
+    sparse_rig<Rule, Wire> r(comm, s.parameters, s.options);
+    for (int t = 0; t < s.steps; ++t) {
+      auto const& report = r.step(gradients[at(t)][at(comm.rank())], s.arguments(t));
+      CAPTURE(t);
+      auto const what = difference(r, comm.rank(), s, report, expected[at(t)]);
+      CHECK(what == "");
+      if (!what.empty()) break;
+    }
+  });
+}
+
+std::string label(std::initializer_list<std::int64_t> numbers) {
+  std::string text;
+  for (auto const x : numbers) text += std::to_string(x) + " ";
+  return text;
+}
+
+//! Weights with matrices, always-sent vectors, a frozen table and densities of their own; 300.
+std::vector<parameter_span> model() {
+  return {{.name = "wte", .offset = 0, .length = 100, .decay_scale = 0.5F},
+          {.name = "ln.g", .offset = 100, .length = 10, .policy = span_policy::always,
+           .decay_scale = 0},
+          {.name = "pos", .offset = 110, .length = 37, .policy = span_policy::frozen},
+          {.name = "ln.b", .offset = 147, .length = 3, .policy = span_policy::always,
+           .decay_scale = 0},
+          {.name = "head", .offset = 150, .length = 50, .density = 0.25, .lr_scale = 2},
+          {.name = "never", .offset = 200, .length = 20, .density = 0},
+          {.name = "proj", .offset = 220, .length = 80}};
+}
+
+}  // namespace
+
+TEST_CASE("every length and rank count equals the reference") {
+  for (std::int64_t const n : {0, 1, 18, 63, 64, 65, 1000}) {
+    for (int const ranks : {1, 2, 3, 4, 7, 8}) {
+      for (std::int64_t const alignment : {64, 1}) {
+        scenario s{.name = label({n, ranks, alignment}),
+                   .parameters = {n, ranks, layout_options{.alignment = alignment}},
+                   .options = exact_options(0.1),
+                   .steps = n == 1000 ? 12 : 6};
+        if ((n + ranks) % 2 == 0) {
+          compare<adams>(s);
+        } else {
+          compare<adamw>(s);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("unequal and empty shards equal the reference") {
+  using boundaries = std::vector<std::int64_t>;
+  for (auto const& b : {boundaries{0, 0, 130, 900, 1000}, boundaries{0, 1000, 1000},
+                        boundaries{0, 1, 2, 2, 3, 70, 70, 71, 100}, boundaries{0, 0, 0, 5}}) {
+    auto const ranks = static_cast<int>(b.size()) - 1;
+    scenario s{.name = label({b.back(), ranks}),
+               .parameters = {b.back(), ranks, layout_options{.boundaries = b}},
+               .options = exact_options(0.15)};
+    compare<adams>(s);
+    compare<adamw>(s);
+  }
+}
+
+TEST_CASE("statistics, lags and first masks equal the reference") {
+  int variant = 0;
+  for (auto const statistic :
+       {statistic_kind::staleness_aware, statistic_kind::literal, statistic_kind::random}) {
+    for (int const lag : {0, 1, 2, 4}) {
+      for (auto const first : {first_mask::dense, first_mask::statistic}) {
+        auto o = exact_options(0.1);
+        o.statistic = statistic;
+        o.lag = lag;
+        o.first = first;
+        o.seed = 12345;
+        ++variant;
+        o.density_ramp_steps = variant % 3 == 0 ? 7 : 0;
+        o.unmasked = variant % 2 == 0 ? unmasked_moment::decay : unmasked_moment::hold;
+        o.bias_correction = variant % 5 != 0;
+        scenario const s{.name = label({static_cast<int>(statistic), lag, static_cast<int>(first)}),
+                         .parameters = {200, 4, layout_options{.alignment = 1}},
+                         .options = o,
+                         .steps = 12};
+        compare<adams>(s);
+        if (lag < 4) compare<adamw>(s);
+      }
+    }
+  }
+}
+
+TEST_CASE("age scalings and their limit equal the reference") {
+  for (auto const in_moment : {age_scaling::none, age_scaling::sqrt, age_scaling::linear}) {
+    for (auto const in_step : {age_scaling::none, age_scaling::sqrt, age_scaling::linear}) {
+      for (float const tau_max : {0.0F, 2.5F}) {
+        auto o = exact_options(0.1);
+        o.moment_scaling = in_moment;
+        o.step_scaling = in_step;
+        o.tau_max = tau_max;
+        scenario const s{.name = label({static_cast<int>(in_moment), static_cast<int>(in_step)}),
+                         .parameters = {130, 2},
+                         .options = o,
+                         .steps = 14};
+        compare<adams>(s);
+        compare<adamw>(s);
+      }
+    }
+  }
+}
+
+TEST_CASE("span policies, own densities, scales and scopes equal the reference") {
+  for (int const ranks : {1, 2, 3, 4, 8}) {
+    for (auto const scope : {topk_scope::shard, topk_scope::tensor}) {
+      for (int const lag : {0, 1, 3}) {
+        for (int const ramp : {0, 6}) {
+          auto o = exact_options(0.1);
+          o.lag = lag;
+          o.density_ramp_steps = ramp;
+          o.unmasked = lag == 1 ? unmasked_moment::decay : unmasked_moment::hold;
+          scenario const s{.name = label({ranks, static_cast<int>(scope), lag, ramp}),
+                           .parameters = {300, ranks, model(),
+                                          layout_options{.alignment = 1, .scope = scope}},
+                           .options = o,
+                           .scope = scope};
+          compare<adams>(s);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("16-bit wires round what is sent and keep the rest, as the reference does") {
+  for (int const ranks : {1, 2, 4, 7}) {
+    scenario s{.name = label({ranks}),
+               .parameters = {300, ranks, layout_options{.alignment = 1}},
+               .options = exact_options(0.2),
+               .gradient_range = 3000};
+    compare<adams, scape::bfloat16>(s);
+    s.options.lag = 0;
+    compare<adamw, scape::float16>(s);
+  }
+}
+
+TEST_CASE("lags at densities near one have exact counts") {
+  for (double const density : {0.3, 0.5, 0.97, 1.0}) {
+    for (int const lag : {2, 4}) {
+      auto o = exact_options(density);
+      o.lag = lag;
+      scenario const s{.name = label({lag, static_cast<int>(100 * density)}),
+                       .parameters = {100, 2, layout_options{.alignment = 1}},
+                       .options = o,
+                       .steps = 12};
+      compare<adams>(s);
+    }
+  }
+}
+
+TEST_CASE("density 0 sends nothing after the first step and still ages") {
+  auto o = exact_options(0);
+  scenario const s{.name = "0", .parameters = {100, 3}, .options = o};
+  compare<adams>(s);
+}
+
+TEST_CASE("the divisor divides and the clipping bounds, as computed by hand") {
+  auto const gradient = [](float a, float b) {
+    auto g = std::vector<float>(64);
+    g[3] = a;
+    g[40] = b;
+    return g;
+  };
+  // Norms 20 and 4 before the divisor, 5 and 1 after it.
+  auto const gradients = [&](std::int64_t) {
+    return gradients_of_step{gradient(12, 16), gradient(0, 4)};
+  };
+  auto o = exact_options(0.25);
+  o.clip_norm = 1.25F;
+  scenario s{.name = "own",
+             .parameters = {64, 2, layout_options{.alignment = 1}},
+             .options = o,
+             .gradient_divisor = 4,
+             .gradients = gradients};
+  compare<adams>(s);
+  run_threads(2, [&](thread_communicator& comm) {
+    sparse_rig<adams> r(comm, s.parameters, s.options);
+    auto const& report = r.step(gradients(0)[at(comm.rank())], s.arguments(0));
+    CHECK(report.gradient_norm == (comm.rank() == 0 ? 5 : 1));
+    CHECK(report.clip_factor == (comm.rank() == 0 ? 0.25 : 1));
+    // u = (1 - beta1) * factor * g / divisor; everything was sent, so the mean is in m.
+    if (comm.rank() == 0) CHECK(r.optimizer.moments().m[3] == 0.5F * (0.5F * 0.25F * 3));
+    if (comm.rank() == 1) CHECK(r.optimizer.moments().m[8] == 0.5F * (0.5F * 0.25F * 4 + 0.5F * 1));
+  });
+
+  // Norms 7 and 1: the root of the mean square is 5.
+  auto const seven_and_one = [&](std::int64_t) {
+    return gradients_of_step{gradient(28, 0), gradient(0, -4)};
+  };
+  s.name = "mean square";
+  s.options.clip = scape::clip_scope::mean_square;
+  s.gradients = seven_and_one;
+  compare<adamw>(s);
+  run_threads(2, [&](thread_communicator& comm) {
+    sparse_rig<adams> r(comm, s.parameters, s.options);
+    auto const& report = r.step(seven_and_one(0)[at(comm.rank())], s.arguments(0));
+    CHECK(report.gradient_norm == (comm.rank() == 0 ? 7 : 1));
+    CHECK(report.clip_factor == 0.25);
+  });
+
+  s.options.clip_norm = 5;
+  run_threads(2, [&](thread_communicator& comm) {
+    sparse_rig<adams> r(comm, s.parameters, s.options);
+    CHECK(r.step(seven_and_one(0)[at(comm.rank())], s.arguments(0)).clip_factor == 1);
+  });
+}
+
+namespace {
+
+//! Prefers high indices and old coordinates; a user's own statistic.
+template <bool Before>
+struct oldest_first {
+  static constexpr bool before_send = Before;
+  float weight = 1;
+  float operator()(scape::statistic_input const& in) const noexcept {
+    return weight * (in.age * 4 + std::abs(in.residual)) + static_cast<float>(in.element % 3);
+  }
+};
+
+template <bool Before>
+void compare_own_statistic(int lag) {
+  layout const l(150, 3, layout_options{.alignment = 1});
+  auto o = exact_options(0.1);
+  o.lag = lag;
+  reference_sparse_optimizer reference(reference_of(l), o, false, initial_weights(150));
+  reference.statistic = [](reference_input const& in) {
+    return to_float(2 * (in.age * 4 + std::abs(in.residual)) + static_cast<double>(in.element % 3));
+  };
+  reference.statistic_before_send = Before;
+  scenario const s{.name = "own", .parameters = l, .options = o};
+  std::vector<reference_sparse_optimizer> expected;
+  for (int t = 0; t < s.steps; ++t) {
+    reference.step(s.gradients_of(t), s.arguments(t));
+    expected.push_back(reference);
+  }
+  using optimizer =
+      scape::sparse_optimizer<adams, thread_communicator, float, oldest_first<Before>>;
+  run_threads(3, [&](thread_communicator& comm) {
+    rig<optimizer> r(comm, l, o, nullptr, oldest_first<Before>{2});
+    for (int t = 0; t < s.steps; ++t) {
+      auto const& report = r.step(s.gradients_of(t)[at(comm.rank())], s.arguments(t));
+      CHECK(difference(r, comm.rank(), s, report, expected[at(t)]) == "");
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a statistic of the user's own is used, before or after the send as it says") {
+  for (int const lag : {0, 1, 3}) {
+    compare_own_statistic<true>(lag);
+    compare_own_statistic<false>(lag);
+  }
+}
+
+TEST_CASE("the random statistic is the same for the same seed only") {
+  layout const l(640, 2);
+  auto const masks_of = [&](std::uint64_t seed) {
+    auto o = exact_options(0.1);
+    o.statistic = statistic_kind::random;
+    o.seed = seed;
+    std::vector<std::vector<mask_word>> masks;
+    run_threads(2, [&](thread_communicator& comm) {
+      sparse_rig<adams> r(comm, l, o);
+      for (int t = 0; t < 5; ++t) {
+        r.step(normal_gradient(comm.rank() == 0 ? seed : 5, comm.rank(), t, 640));
+        auto const mask = r.optimizer.last_mask();
+        if (comm.rank() == 0) masks.emplace_back(mask.begin(), mask.end());
+      }
+    });
+    return masks;
+  };
+  auto const first = masks_of(1);
+  CHECK(first == masks_of(1));
+  auto const other = masks_of(2);
+  for (std::size_t t = 1; t < first.size(); ++t) {
+    CHECK(first[t] != other[t]);
+    CHECK(first[t] != first[t - 1]);
+  }
+}
+
+TEST_CASE("pending masks do not meet, and all ranks have the same") {
+  layout const l(1000, 4, layout_options{.alignment = 1});
+  for (int const lag : {2, 4}) {
+    auto o = sparse_optimizer_options::staleness_aware(0.1);
+    o.lag = lag;
+    constexpr int steps = 20;
+    std::vector<std::vector<std::vector<char>>> masks(4);
+    run_threads(4, [&](thread_communicator& comm) {
+      sparse_rig<adams> r(comm, l, o);
+      for (int t = 0; t < steps; ++t) {
+        r.step(normal_gradient(3, comm.rank(), t, 1000));
+        masks[at(comm.rank())].push_back(elements_of(l, r.optimizer.last_mask()));
+      }
+    });
+    for (int i = 1; i < 4; ++i) CHECK(masks[at(i)] == masks[0]);
+    for (int t = lag; t < steps; ++t) {
+      CHECK(std::ranges::count(masks[0][at(t)], 1) == 100);
+      for (int s = std::max(lag, t - lag + 1); s < t; ++s) {
+        int common = 0;
+        for (std::size_t j = 0; j < 1000; ++j) common += masks[0][at(s)][j] & masks[0][at(t)][j];
+        CHECK(common == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("an Inf or NaN on one rank is skipped by all and leaves no trace") {
+  layout const l(200, 3, layout_options{.alignment = 1});
+  auto const bad_values = {std::numeric_limits<float>::infinity(),
+                           -std::numeric_limits<float>::infinity(),
+                           std::numeric_limits<float>::quiet_NaN()};
+  int variant = 0;
+  for (auto const bad : bad_values) {
+    for (int const lag : {0, 1, 2}) {
+      auto o = sparse_optimizer_options::staleness_aware(0.1);
+      o.lag = lag;
+      o.clip_norm = 1;
+      o.clip = variant++ % 2 == 0 ? scape::clip_scope::own_gradient : scape::clip_scope::mean_square;
+      run_threads(3, [&](thread_communicator& comm) {
+        sparse_rig<adamw> with(comm, l, o), without(comm, l, o);
+        for (int t = 0; t < 9; ++t) {
+          auto const good = normal_gradient(3, comm.rank(), t, 200);
+          if (t % 4 == 0) {
+            auto gradient = normal_gradient(4, comm.rank(), t, 200);
+            if (comm.rank() == t / 4) gradient[at(199 - 90 * (t / 4))] = bad;
+            auto const before = with.state();
+            auto const& report = with.step(gradient);
+            CHECK(report.skipped);
+            CHECK(report.step == t);
+            CHECK(report.density == 0);
+            CHECK(report.bytes.total() == report.bytes.control);
+            CHECK(with.state() == before);
+          }
+          CHECK_FALSE(with.step(good).skipped);
+          without.step(good);
+          CHECK(with.state() == without.state());
+        }
+        CHECK(with.optimizer.skipped_steps() == 3);
+        CHECK(without.optimizer.skipped_steps() == 0);
+      });
+    }
+  }
+}
+
+TEST_CASE("without the agreement a NaN goes through and shows") {
+  layout const l(100, 2);
+  auto o = sparse_optimizer_options::staleness_aware(0.1);
+  o.skip_nonfinite = false;
+  run_threads(2, [&](thread_communicator& comm) {
+    sparse_rig<adams> r(comm, l, o);
+    auto gradient = normal_gradient(1, comm.rank(), 0, 100);
+    r.step(gradient);
+    if (comm.rank() == 1) gradient[7] = std::numeric_limits<float>::quiet_NaN();
+    auto const& report = r.step(gradient);
+    CHECK_FALSE(report.skipped);
+    CHECK(report.bytes.control == 0);
+    CHECK(report.gradient_norm == 0);  // not needed, not computed
+    for (int t = 2; t < 20; ++t) r.step(normal_gradient(1, comm.rank(), t, 100));
+    CHECK(std::isnan(r.weights[7]));
+  });
+}
+
+TEST_CASE("the statistics of the report cost nothing when off and change nothing when on") {
+  layout const l(500, 2);
+  auto o = sparse_optimizer_options::staleness_aware(0.1);
+  auto on = o;
+  on.statistics = true;
+  run_threads(2, [&](thread_communicator& comm) {
+    sparse_rig<adams> a(comm, l, o), b(comm, l, on);
+    for (int t = 0; t < 5; ++t) {
+      auto const gradient = normal_gradient(1, comm.rank(), t, 500);
+      auto const& off_report = a.step(gradient);
+      CHECK(off_report.mask_overlap == 0);
+      CHECK(off_report.residual_norm == 0);
+      auto const& on_report = b.step(gradient);
+      if (t > 0) CHECK(on_report.residual_norm > 0);
+      CHECK(a.state() == b.state());
+    }
+  });
+}
+
+TEST_CASE("pools of any size give the same bits") {
+  layout const l(5000, 2, {{.name = "a", .offset = 0, .length = 3000},
+                           {.name = "b", .offset = 3000, .length = 77,
+                            .policy = span_policy::always, .lr_scale = 3},
+                           {.name = "c", .offset = 3077, .length = 1923, .decay_scale = 0}});
+  for (int const lag : {0, 1, 2}) {
+    auto o = sparse_optimizer_options::staleness_aware(0.1);
+    o.lag = lag;
+    o.clip_norm = 1;
+    o.weight_decay = 0.1F;
+    o.unmasked = lag == 2 ? unmasked_moment::decay : unmasked_moment::hold;
+    run_threads(2, [&](thread_communicator& comm) {
+      scape::host_pool two(2), three(3);
+      sparse_rig<adamw, scape::bfloat16> one(comm, l, o), a(comm, l, o, &two), b(comm, l, o, &three);
+      for (int t = 0; t < 8; ++t) {
+        auto const gradient = normal_gradient(1, comm.rank(), t, 5000);
+        one.step(gradient);
+        a.step(gradient);
+        b.step(gradient);
+        CHECK(a.state() == one.state());
+        CHECK(b.state() == one.state());
+      }
+    });
+  }
+}
+
+TEST_CASE("one rank: the communicator to itself and a group of one give the same bits") {
+  layout const l(300, 1, model());
+  auto const o = exact_options(0.1);
+  scape::self_communicator self;
+  sparse_rig<adams, float, scape::self_communicator> alone(self, l, o);
+  run_threads(1, [&](thread_communicator& comm) {
+    sparse_rig<adams> r(comm, l, o);
+    for (int t = 0; t < 6; ++t) {
+      auto const gradient = normal_gradient(1, 0, t, 300);
+      r.step(gradient);
+      CHECK(alone.step(gradient).bytes.total() == 0);
+      CHECK(r.state() == alone.state());
+    }
+  });
+}
+
+namespace {
+
+using counting = scape::testing::counting_communicator<thread_communicator>;
+
+template <class Wire>
+void check_traffic(layout const& l, sparse_optimizer_options const& o) {
+  auto const ranks = l.shards();
+  constexpr int steps = 8;
+  std::vector<gradients_of_step> gradients(steps);
+  for (int t = 0; t < steps; ++t) {
+    for (int i = 0; i < ranks; ++i) gradients[at(t)].push_back(normal_gradient(2, i, t, l.size()));
+  }
+  std::barrier barrier(ranks);
+  std::int64_t allocations = 0;
+  run_threads(ranks, [&](thread_communicator& inner) {
+    counting comm(inner);
+    sparse_rig<adamw, Wire, counting> r(comm, l, o);
+    std::vector<std::vector<traffic>> counted(steps);
+    std::vector<scape::step_report> reports(steps);
+    for (auto& c : counted) c.reserve(3);
+    auto const run = [&](int t) {
+      comm.reset();
+      reports[at(t)] = r.step(gradients[at(t)][at(comm.rank())]);
+      counted[at(t)].assign({comm.reduce_scatters, comm.gathers, comm.all_reduces});
+    };
+    run(0);
+    barrier.arrive_and_wait();
+    if (comm.rank() == 0) allocations = allocation_count.load();
+    barrier.arrive_and_wait();
+    for (int t = 1; t < steps; ++t) run(t);
+    barrier.arrive_and_wait();
+    if (comm.rank() == 0) CHECK(allocation_count.load() == allocations);
+    barrier.arrive_and_wait();
+
+    for (int t = 0; t < steps; ++t) {
+      CAPTURE(t);
+      auto const& bytes = reports[at(t)].bytes;
+      bool const dense = o.first == first_mask::dense && t < std::max(o.lag, 1);
+      auto const plan = dense ? l.plan(1, 0) : l.plan(o.density, o.ramp(t));
+      auto const gathered = (o.lag > 0 || !dense ? 1 : 0) + (!dense && t < o.lag ? 1 : 0);
+      auto const& [scatter, gather, reduce] =
+          std::tie(counted[at(t)][0], counted[at(t)][1], counted[at(t)][2]);
+      CHECK(scatter.calls == 1);
+      CHECK(gather.calls == 1 + gathered);
+      CHECK(reduce.calls == 1);
+      CHECK(scatter.bytes == bytes.values);
+      CHECK(gather.bytes == bytes.parameters + bytes.mask);
+      CHECK(reduce.bytes == bytes.control);
+      CHECK(bytes.values == l.value_wire_bytes(plan, comm.rank(), sizeof(Wire)));
+      CHECK(bytes.parameters == l.value_wire_bytes(plan, comm.rank(), sizeof(float)));
+      CHECK(bytes.mask == gathered * l.mask_wire_bytes());
+      CHECK(bytes.control == 2 * (ranks - 1) * 8 / ranks);
+      CHECK(bytes.total() == scatter.bytes + gather.bytes + reduce.bytes);
+    }
+    CHECK(comm.broadcasts.calls == 0);
+    CHECK(comm.barriers.calls == 0);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a step is three collectives and an agreement, of the predicted bytes, and no allocation") {
+  for (int const lag : {0, 1, 2}) {
+    for (auto const first : {first_mask::dense, first_mask::statistic}) {
+      auto o = sparse_optimizer_options::staleness_aware(0.1);
+      o.lag = lag;
+      o.first = first;
+      o.statistics = true;
+      o.density_ramp_steps = lag == 1 ? 5 : 0;
+      check_traffic<float>({1000, 4}, o);
+      check_traffic<scape::bfloat16>(
+          {1000, 3, layout_options{.boundaries = {0, 100, 100, 1000}}}, o);
+      check_traffic<scape::float16>({300, 2, model(), layout_options{.alignment = 1}}, o);
+    }
+  }
+}
+
+TEST_CASE("wrong options and arguments are refused and change nothing") {
+  layout const l(100, 2);
+  auto const nan = std::numeric_limits<float>::quiet_NaN();
+  run_threads(2, [&](thread_communicator& comm) {
+    using optimizer = scape::sparse_optimizer<adams, thread_communicator>;
+    auto const good = sparse_optimizer_options::staleness_aware(0.1);
+    auto const refuses = [&](auto change, std::string_view text) {
+      auto o = good;
+      change(o);
+      scape::host_buffer const storage(1 << 16);
+      return rejects([&] { optimizer(comm, l, o, storage.bytes()); }, {"sparse_optimizer", text});
+    };
+    CHECK(refuses([](auto& o) { o.density = -0.1; }, "density"));
+    CHECK(refuses([](auto& o) { o.density = 1.1; }, "density"));
+    CHECK(refuses([&](auto& o) { o.density = double{nan}; }, "density"));
+    CHECK(refuses([](auto& o) { o.lag = -1; }, "lag"));
+    CHECK(refuses([](auto& o) { o.beta1 = 1; }, "beta1"));
+    CHECK(refuses([](auto& o) { o.beta1 = -0.1F; }, "beta1"));
+    CHECK(refuses([&](auto& o) { o.beta1 = nan; }, "beta1"));
+    CHECK(refuses([](auto& o) { o.beta2 = 1; }, "beta2"));
+    CHECK(refuses([&](auto& o) { o.beta2 = nan; }, "beta2"));
+    CHECK(refuses([](auto& o) { o.epsilon = 0; }, "epsilon"));
+    CHECK(refuses([&](auto& o) { o.epsilon = nan; }, "epsilon"));
+    CHECK(refuses([](auto& o) { o.clip_norm = -1; }, "clip_norm"));
+    CHECK(refuses([&](auto& o) { o.clip_norm = nan; }, "clip_norm"));
+    CHECK(refuses([&](auto& o) { o.weight_decay = nan; }, "weight_decay"));
+    CHECK(refuses([](auto& o) { o.tau_max = 0.5F; }, "tau_max"));
+    CHECK(refuses([&](auto& o) { o.tau_max = nan; }, "tau_max"));
+    CHECK(refuses([](auto& o) { o.density_ramp_steps = -1; }, "density_ramp_steps"));
+    CHECK(refuses(
+        [](auto& o) {
+          o.density = 0;
+          o.density_ramp_steps = 5;
+        },
+        "ramp"));
+
+    scape::host_buffer const storage(optimizer::storage_bytes(l, good));
+    CHECK(rejects([&] { optimizer(comm, layout(100, 3), good, storage.bytes()); },
+                  {"sparse_optimizer", "size is 2", "expected 3"}));
+    auto const short_storage = storage.bytes().first(storage.bytes().size() / 2);
+    CHECK(rejects([&] { optimizer(comm, l, good, short_storage); },
+                  {"sparse_optimizer", std::to_string(short_storage.size()) + " bytes"}));
+
+    sparse_rig<adams> r(comm, l, good);
+    auto gradient = normal_gradient(1, comm.rank(), 0, 100);
+    r.step(gradient);
+    auto const before = r.state();
+    auto const step_refuses = [&](auto change, std::initializer_list<std::string_view> texts) {
+      auto ctx = r.ctx;
+      auto weights = std::span(r.weights);
+      auto g = std::span<float const>(gradient);
+      step_arguments a;
+      change(ctx, weights, g, a);
+      return rejects([&] { r.optimizer.step(ctx, weights, g, a); }, texts) && r.state() == before;
+    };
+    using context = scape::host_context;
+    using out = std::span<float>;
+    using in = std::span<float const>;
+    auto const scratch = r.scratch.bytes().size();
+    auto const short_text = std::to_string(scratch - 1) + " bytes";
+    auto const need_text = std::to_string(scratch) + " are needed";
+    CHECK(step_refuses(
+        [](context& ctx, out&, in&, auto&) {
+          ctx.scratch = ctx.scratch.first(ctx.scratch.size() - 1);
+        },
+        {"sparse_optimizer::step", short_text, need_text}));
+    CHECK(step_refuses([](context&, out& w, in&, auto&) { w = w.first(99); },
+                       {"weights", "99", "100"}));
+    CHECK(step_refuses([](context&, out&, in& g, auto&) { g = g.first(99); },
+                       {"gradient", "99", "100"}));
+    CHECK(step_refuses([](context&, out&, in& g, auto&) { g = {}; }, {"gradient", "0", "100"}));
+    CHECK(step_refuses([&](context&, out&, in&, auto& a) { a.lr = nan; }, {"learning rate"}));
+    CHECK(step_refuses(
+        [](context&, out&, in&, auto& a) { a.lr = std::numeric_limits<float>::infinity(); },
+        {"learning rate"}));
+    for (float const divisor : {0.0F, -1.0F, nan, std::numeric_limits<float>::infinity()}) {
+      CHECK(step_refuses([&](context&, out&, in&, auto& a) { a.gradient_divisor = divisor; },
+                         {"gradient_divisor"}));
+    }
+    r.step(gradient);  // no collective was left half started
+    CHECK(r.optimizer.steps() == 2);
+  });
+}
+
+TEST_CASE("memory at any misalignment is enough") {
+  layout const l(130, 2, layout_options{.alignment = 1});
+  auto const o = sparse_optimizer_options::staleness_aware(0.1);
+  run_threads(2, [&](thread_communicator& comm) {
+    using optimizer = scape::sparse_optimizer<adamw, thread_communicator>;
+    sparse_rig<adamw> aligned(comm, l, o);
+    auto const storage_size = optimizer::storage_bytes(l, o);
+    auto const scratch_size = optimizer::scratch_bytes(l, o);
+    for (std::size_t const shift : {1, 4, 100, 255}) {
+      scape::host_buffer const storage(storage_size + shift), scratch(scratch_size + shift);
+      scape::host_context const ctx{scratch.bytes().subspan(shift)};
+      optimizer opt(comm, l, o, storage.bytes().subspan(shift));
+      sparse_rig<adamw> fresh(comm, l, o);
+      auto weights = initial_weights(130);
+      for (int t = 0; t < 3; ++t) {
+        auto const gradient = normal_gradient(1, comm.rank(), t, 130);
+        opt.step(ctx, weights, gradient, {});
+        fresh.step(gradient);
+        CHECK(same_bits(weights, fresh.weights));
+      }
+    }
+  });
+}
+
+namespace {
+
+//! What a rank saw of the group's end.
+struct ending {
+  int peer = -1;
+  double seconds = 0;
+  std::string message;
+};
+
+//! Steps until `stop` or the group's end.
+template <class BeforeStep>
+ending train(thread_communicator& comm, int lag, BeforeStep const& before_step) {
+  layout const l(500, comm.size());
+  auto o = sparse_optimizer_options::staleness_aware(0.1);
+  o.lag = lag;
+  auto start = std::chrono::steady_clock::now();
+  try {
+    sparse_rig<adams> r(comm, l, o);
+    for (int t = 0; t < 50; ++t) {
+      start = std::chrono::steady_clock::now();
+      if (!before_step(t)) return {};
+      r.step(normal_gradient(1, comm.rank(), t, 500));
+    }
+  } catch (scape::peer_error const& e) {
+    std::chrono::duration<double> const passed = std::chrono::steady_clock::now() - start;
+    return {e.peer(), passed.count(), e.what()};
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("a rank that throws in the middle of the training ends it for all") {
+  for (int const lag : {0, 1, 2}) {
+    for (int const culprit : {0, 2}) {
+      scape::thread_group group(3, {.deadline = 20s});
+      std::vector<ending> endings(3);
+      auto const text = message_of<std::runtime_error>([&] {
+        run_threads(group, [&](thread_communicator& comm) {
+          endings[at(comm.rank())] = train(comm, lag, [&](int t) {
+            if (comm.rank() == culprit && t == 4) throw std::runtime_error("the data is corrupt");
+            return true;
+          });
+        });
+      });
+      CHECK(text == "the data is corrupt");
+      for (int i = 0; i < 3; ++i) {
+        if (i == culprit) continue;
+        CHECK(endings[at(i)].peer == culprit);
+        CHECK(endings[at(i)].seconds < 10);
+        CHECK(endings[at(i)].message.find("rank " + std::to_string(culprit)) != std::string::npos);
+      }
+    }
+  }
+}
+
+TEST_CASE("a rank that leaves early ends the training for all") {
+  for (int const lag : {0, 1}) {
+    scape::thread_group group(3, {.deadline = 20s});
+    std::vector<ending> endings(3);
+    auto const text = message_of<scape::peer_error>([&] {
+      run_threads(group, [&](thread_communicator& comm) {
+        endings[at(comm.rank())] =
+            train(comm, lag, [&](int t) { return comm.rank() != 1 || t < 3; });
+      });
+    });
+    CHECK(text.find("rank 1") != std::string::npos);
+    for (int const i : {0, 2}) {
+      CHECK(endings[at(i)].peer == 1);
+      CHECK(endings[at(i)].seconds < 10);
+      CHECK(endings[at(i)].message.find("left") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a rank that never arrives is named when the deadline is over") {
+  scape::thread_group group(3, {.deadline = 200ms});
+  std::vector<ending> endings(3);
+  std::latch others(2);
+  CHECK_THROWS_AS(run_threads(group,
+                              [&](thread_communicator& comm) {
+                                endings[at(comm.rank())] = train(comm, 1, [&](int t) {
+                                  if (comm.rank() == 2 && t == 3) others.wait();
+                                  return true;
+                                });
+                                if (comm.rank() != 2) others.count_down();
+                              }),
+                  scape::peer_error);
+  for (int const i : {0, 1}) {
+    CHECK(endings[at(i)].peer == 2);
+    CHECK(endings[at(i)].seconds < 10);
+    CHECK(endings[at(i)].message.find("rank 2") != std::string::npos);
+  }
+}
+
+TEST_CASE("ranks that disagree about the step are told") {
+  layout const l(100, 2);
+  std::vector<ending> endings(2);
+  scape::thread_group group(2, {.deadline = 20s});
+  CHECK_THROWS_AS(run_threads(group,
+                              [&](thread_communicator& comm) {
+                                auto o = sparse_optimizer_options::staleness_aware(
+                                    comm.rank() == 0 ? 0.1 : 0.2);
+                                o.first = first_mask::statistic;
+                                sparse_rig<adams> r(comm, l, o);
+                                try {
+                                  for (int t = 0; t < 3; ++t) {
+                                    r.step(normal_gradient(1, comm.rank(), t, 100));
+                                  }
+                                } catch (scape::error const& e) {
+                                  endings[at(comm.rank())].message = e.what();
+                                  throw;
+                                }
+                              }),
+                  scape::error);
+  for (auto const& e : endings) CHECK(e.message != "");
+}

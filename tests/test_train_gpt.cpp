@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! @file
+//! The parts of the example train_gpt: gradients, corpus, batches, schedule, checkpoint, charts.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "chart.hpp"
+#include "checkpoint.hpp"
+#include "corpus.hpp"
+#include "files.hpp"
+#include "gpt.hpp"
+#include "gpt_definitions.hpp"
+#include "options.hpp"
+#include "random.hpp"
+#include "usage_error.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace train_gpt;
+
+// A folder that is gone at the end of the test.
+class temporary_folder {
+ public:
+  temporary_folder() {
+    std::string name = (fs::temp_directory_path() / "train_gpt_XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  temporary_folder(temporary_folder const&) = delete;
+  temporary_folder& operator=(temporary_folder const&) = delete;
+  ~temporary_folder() { fs::remove_all(path_); }
+
+  void write(std::string const& name, std::string const& content) const {
+    fs::create_directories((path_ / name).parent_path());
+    std::ofstream(path_ / name, std::ios::binary) << content;
+  }
+  [[nodiscard]] fs::path const& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+options parse(std::vector<char const*> arguments) {
+  arguments.insert(arguments.begin(), "train_gpt");
+  return parse_options(static_cast<int>(arguments.size()), arguments.data()).value();
+}
+
+std::string message_of(std::vector<char const*> const& arguments) {
+  try {
+    parse(arguments);
+  } catch (usage_error const& e) {
+    return e.what();
+  }
+  return {};
+}
+
+std::vector<std::uint8_t> random_bytes(std::int64_t count, std::uint64_t seed) {
+  std::vector<std::uint8_t> bytes;
+  for (std::int64_t i = 0; i < count; ++i) {
+    bytes.push_back(static_cast<std::uint8_t>(mix(seed + static_cast<std::uint64_t>(i))));
+  }
+  return bytes;
+}
+
+template <class T>
+std::vector<T> test_parameters(gpt_shape const& shape) {
+  auto const initial = initial_parameters(shape, 3);
+  std::vector<T> parameters(initial.begin(), initial.end());
+  // Away from the initial values, where biases and attention scores are all but 0.
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i] =
+        T(5) * parameters[i] / T(1 + 4 * (parameters[i] == T(1))) + T(0.2) * T(uniform(9, i) - 0.5);
+  }
+  return parameters;
+}
+
+}  // namespace
+
+TEST_CASE("the tensors cover the parameters without gaps") {
+  gpt_shape const shape{.layers = 3, .width = 12, .heads = 2, .context = 7};
+  std::int64_t end = 0;
+  for (auto const& t : parameter_tensors(shape)) {
+    CHECK(t.offset == end);
+    CHECK(t.length > 0);
+    CHECK(t.one_dimensional == (t.name.ends_with(".bias") || t.name.ends_with(".gain")));
+    end += t.length;
+  }
+  CHECK(end == parameter_count(shape));
+  CHECK(parameter_count(gpt_shape{}) == 120576);
+}
+
+TEST_CASE("gradients agree with central differences") {
+  gpt_shape const shape{.layers = 2, .width = 8, .heads = 2, .context = 5};
+  std::int64_t const rows = 2;
+  auto parameters = test_parameters<double>(shape);
+  auto const inputs = random_bytes(rows * shape.context, 1);
+  auto const targets = random_bytes(rows * shape.context, 2);
+  gpt<double> model(shape, rows);
+  std::vector<double> gradient(parameters.size(), 99.0);
+  double const loss = model.loss_and_gradient(parameters, inputs, targets, gradient);
+  CHECK(loss == model.loss(parameters, inputs, targets));
+
+  for (auto const& t : parameter_tensors(shape)) {
+    CAPTURE(t.name);
+    double largest = 0, error = 0;
+    for (std::int64_t k = 0; k < std::min<std::int64_t>(t.length, 24); ++k) {
+      // Token embeddings: rows of bytes that occur, and some that do not.
+      auto const i = static_cast<std::size_t>(
+          t.offset + (t.name == "token_embedding" && k < 16
+                          ? inputs[static_cast<std::size_t>(k) % 4] * shape.width + k % 8
+                          : k * t.length / std::min<std::int64_t>(t.length, 24)));
+      double const kept = parameters[i], h = 1e-5;
+      parameters[i] = kept + h;
+      double const above = model.loss(parameters, inputs, targets);
+      parameters[i] = kept - h;
+      double const below = model.loss(parameters, inputs, targets);
+      parameters[i] = kept;
+      largest = std::max(largest, std::abs(gradient[i]));
+      error = std::max(error, std::abs(gradient[i] - (above - below) / (2 * h)));
+    }
+    CHECK(largest > 1e-4);
+    CHECK(error < 1e-7 * largest + 1e-9);
+  }
+}
+
+TEST_CASE("float and double models agree") {
+  gpt_shape const shape{.layers = 1, .width = 16, .heads = 4, .context = 9};
+  auto const inputs = random_bytes(3 * shape.context, 5);
+  auto const targets = random_bytes(3 * shape.context, 6);
+  auto const wide = test_parameters<double>(shape);
+  std::vector<float> const narrow(wide.begin(), wide.end());
+  std::vector<double> wide_gradient(wide.size());
+  std::vector<float> narrow_gradient(wide.size());
+  double const loss = gpt<double>(shape, 3).loss_and_gradient(wide, inputs, targets, wide_gradient);
+  CHECK(gpt<float>(shape, 3).loss_and_gradient(narrow, inputs, targets, narrow_gradient) ==
+        doctest::Approx(loss).epsilon(1e-5));
+  double error = 0;
+  for (std::size_t i = 0; i < wide.size(); ++i) {
+    error = std::max(error, std::abs(wide_gradient[i] - static_cast<double>(narrow_gradient[i])));
+  }
+  CHECK(error < 1e-5);
+}
+
+TEST_CASE("a prediction does not see the future") {
+  gpt_shape const shape{.layers = 2, .width = 8, .heads = 2, .context = 6};
+  auto const parameters = test_parameters<double>(shape);
+  auto const targets = random_bytes(shape.context, 2);
+  auto other_targets = targets;
+  other_targets[3] ^= 1U;
+  gpt<double> model(shape, 1);
+  // Two losses that differ in the target of place 3 only: the difference is that of two logits
+  // there.
+  auto const at_place_3 = [&](std::vector<std::uint8_t> const& inputs) {
+    return model.loss(parameters, inputs, targets) - model.loss(parameters, inputs, other_targets);
+  };
+  auto inputs = random_bytes(shape.context, 1);
+  double const before = at_place_3(inputs);
+  inputs[4] ^= 1U;
+  inputs[5] ^= 1U;
+  CHECK(at_place_3(inputs) == doctest::Approx(before).epsilon(1e-12));
+  inputs[3] ^= 1U;
+  CHECK(std::abs(at_place_3(inputs) - before) > 1e-6);
+}
+
+TEST_CASE("initial parameters depend on shape and seed alone") {
+  gpt_shape const shape{.layers = 1, .width = 32, .heads = 2, .context = 8};
+  auto const parameters = initial_parameters(shape, 1);
+  CHECK(parameters == initial_parameters(shape, 1));
+  CHECK(parameters != initial_parameters(shape, 2));
+  double squares = 0;
+  std::int64_t const embedding = vocabulary * shape.width;
+  for (std::int64_t i = 0; i < embedding; ++i) {
+    squares += std::pow(static_cast<double>(parameters[static_cast<std::size_t>(i)]), 2);
+  }
+  CHECK(std::sqrt(squares / static_cast<double>(embedding)) == doctest::Approx(0.02).epsilon(0.02));
+}
+
+TEST_CASE("a folder is split by files, a file by place") {
+  temporary_folder const folder;
+  for (int i = 0; i < 30; ++i) {
+    folder.write("text/" + std::to_string(i % 3) + "/" + std::to_string(i),
+                 std::string(100, static_cast<char>('A' + i)));
+  }
+  folder.write("text/.git/object", "hidden");
+  folder.write("text/binary", std::string("a\0b", 3));
+  corpus const text(folder.path() / "text");
+  CHECK(text.files() == 30);
+  CHECK(text.held_out().size() == 300);
+  CHECK(text.training().size() == 2700);
+  for (auto const byte : text.held_out()) {
+    CHECK(std::ranges::find(text.training(), byte) == text.training().end());
+  }
+  CHECK(text.fingerprint() == corpus(folder.path() / "text").fingerprint());
+
+  folder.write("single", std::string(90, 'a') + std::string(10, 'b'));
+  corpus const single(folder.path() / "single");
+  CHECK(single.training().size() == 90);
+  CHECK(std::ranges::count(single.held_out(), 'b') == 10);
+  CHECK(single.fingerprint() != text.fingerprint());
+
+  CHECK_THROWS_AS(corpus(folder.path() / "absent"), usage_error);
+}
+
+TEST_CASE("batches are functions of seed, step and rank") {
+  auto const text = random_bytes(1000, 7);
+  batch a(4, 16), b(4, 16);
+  sample(a, text, 1, 5, 2);
+  sample(b, text, 1, 5, 2);
+  CHECK(a.inputs == b.inputs);
+  CHECK(a.targets == b.targets);
+  CHECK(std::equal(a.inputs.begin() + 1, a.inputs.begin() + 16, a.targets.begin()));
+  for (auto const [seed, step, rank] : {std::array{2, 5, 2}, {1, 6, 2}, {1, 5, 3}}) {
+    sample(b, text, static_cast<std::uint64_t>(seed), step, rank);
+    CHECK(a.inputs != b.inputs);
+  }
+  batch smallest(2, 16);
+  sample(smallest, std::span(text).first(17), 1, 0, 0);
+  CHECK(std::equal(smallest.targets.begin(), smallest.targets.begin() + 16, text.begin() + 1));
+
+  take_spread(a, text, 0, 3);
+  CHECK(std::equal(a.inputs.begin(), a.inputs.begin() + 16, text.begin()));
+  take_spread(a, text, 2, 3);
+  CHECK(std::equal(a.targets.end() - 16, a.targets.end(), text.end() - 16));
+}
+
+TEST_CASE("the command line spells out the runs") {
+  auto const suite = parse({"--steps", "1000"});
+  REQUIRE(suite.runs.size() == 4);
+  CHECK(suite.runs[0].name == "dense-adamw");
+  CHECK(suite.runs[1].name == "dense-adams");
+  CHECK(suite.runs[2].name == "scape-adams-90");
+  CHECK(suite.runs[2].ramp == 0);
+  CHECK(suite.runs[3].name == "scape-adams-99");
+  CHECK(suite.runs[3].ramp == 250);
+  CHECK(suite.runs[3].lr == suite.runs[1].lr);
+
+  auto const seeds = parse({"--suite", "quality", "--seed", "5", "--seeds", "2"});
+  REQUIRE(seeds.runs.size() == 8);
+  CHECK(seeds.runs[3].name == "scape-adams-90-literal");
+  CHECK(seeds.runs[7].stem() == "scape-adams-90-literal-seed6");
+
+  auto const single = parse({"--optimizer", "scape-adamw", "--density", "0.05", "--lr", "1e-3"});
+  REQUIRE(single.runs.size() == 1);
+  CHECK(single.runs[0].label == "SCAPE-AdamW 95 %");
+  CHECK(single.runs[0].lr == 1e-3);
+
+  CHECK(message_of({"--heads", "5"}) == "--heads 5 does not divide --width 64");
+  CHECK(message_of({"--optimizer", "scape-adams", "--density", "1.5"}) ==
+        "--density is 1.5, expected a value in [0, 1]");
+  CHECK(message_of({"--ranks", "0"}) == "--ranks is 0, at least 1 is needed");
+  CHECK(message_of({"--steps", "many"}).find("--steps") != std::string::npos);
+  CHECK(message_of({"--nonsense"}).find("--nonsense") != std::string::npos);
+}
+
+TEST_CASE("the learning rate rises, and falls to a tenth") {
+  auto const o = parse({"--optimizer", "dense-adams", "--steps", "100", "--lr", "1"});
+  CHECK(o.learning_rate(o.runs[0], 0) == doctest::Approx(0.125));
+  CHECK(o.learning_rate(o.runs[0], 7) == doctest::Approx(1));
+  CHECK(o.learning_rate(o.runs[0], 8) == doctest::Approx(1));
+  CHECK(o.learning_rate(o.runs[0], 54) == doctest::Approx(0.55));
+  CHECK(o.learning_rate(o.runs[0], 99) == doctest::Approx(0.1).epsilon(0.01));
+}
+
+TEST_CASE("a checkpoint comes back as it was, or not at all") {
+  temporary_folder const folder;
+  auto const path = folder.path() / "c";
+  checkpoint c;
+  c.settings = "steps=10\nlr=0.1\n";
+  c.step = 7;
+  c.weights = {1, 2, 3};
+  c.optimizer_states = {"abc", ""};
+  c.steps = {{.step = 1, .loss = 5.5}, {.step = 2, .loss = 5.25}};
+  c.validation = {{2, 5}};
+  c.milliseconds[3] = 1.5;
+  write_checkpoint(path, c);
+  auto const back = read_checkpoint(path, c.settings);
+  CHECK(back.step == 7);
+  CHECK(back.weights == c.weights);
+  CHECK(back.optimizer_states == c.optimizer_states);
+  CHECK(back.steps.size() == 2);
+  CHECK(back.steps[1].loss == 5.25);
+  CHECK(back.validation[0].loss == 5);
+  CHECK(back.milliseconds == c.milliseconds);
+  CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);
+
+  CHECK_THROWS_WITH_AS(static_cast<void>(read_checkpoint(path, "steps=10\nlr=0.2\n")),
+                       doctest::Contains("lr is 0.1 there and 0.2 here"), usage_error);
+  auto const content = read_file(path);
+  for (std::size_t i = 0; i < content.size(); ++i) {
+    auto damaged = content;
+    damaged[i] = static_cast<char>(damaged[i] ^ 4);
+    write_atomically(path, damaged);
+    CHECK_THROWS_AS(static_cast<void>(read_checkpoint(path, c.settings)), usage_error);
+    write_atomically(path, content.substr(0, i));
+    CHECK_THROWS_AS(static_cast<void>(read_checkpoint(path, c.settings)), usage_error);
+  }
+}
+
+TEST_CASE("charts cope with any data") {
+  std::vector<point> many(1000);
+  for (std::size_t i = 0; i < many.size(); ++i) many[i] = {static_cast<double>(i), 1};
+  auto const few = thin(many, 10);
+  CHECK(few.size() == 10);
+  CHECK(few.front().x == 0);
+  CHECK(few.back().x == 999);
+
+  double const nan = std::nan("");
+  for (auto const& line : {std::vector<point>{},
+                           {{1, 1}},
+                           {{1, nan}, {2, nan}},
+                           {{1, 0}, {2, 0}},
+                           {{1, 1e-9}, {1e9, 1e9}}}) {
+    for (bool const log_x : {false, true}) {
+      chart const c{"<title>", "x", "y", "", log_x, {{"a & b", 0, line, line}}, {}};
+      auto const html = figure_html(c);
+      CHECK(html.find("nan") == std::string::npos);
+      CHECK(html.find("inf") == std::string::npos);
+      CHECK(html.find("&lt;title&gt;") != std::string::npos);
+      CHECK(html.find("a &amp; b") != std::string::npos);
+    }
+  }
+}

@@ -9,11 +9,6 @@ target_link_libraries(scape_development INTERFACE scape::scape)
 set(SCAPE_WARNINGS -Wall -Wextra -Wconversion -Wshadow)
 target_compile_options(scape_development INTERFACE
   ${SCAPE_WARNINGS} $<$<BOOL:${SCAPE_WERROR}>:-Werror> $<$<BOOL:${SCAPE_NATIVE}>:-march=native>)
-# GCC 12 takes the deliberately undefined registers inside its own AVX-512 intrinsics for a mistake.
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(scape_development INTERFACE -Wno-maybe-uninitialized)
-endif()
-
 if(SCAPE_SANITIZE)
   list(JOIN SCAPE_SANITIZE "," sanitizers)
   set(sanitizer_flags -fsanitize=${sanitizers} -fno-sanitize-recover=all)

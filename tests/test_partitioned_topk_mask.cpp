@@ -3,8 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -168,11 +170,14 @@ std::vector<std::int64_t> all_of(std::int64_t n) {
 }  // namespace
 
 TEST_CASE("a single group equals the sorted reference, with and without a hint") {
-  for (auto const& [name, p] : patterns) {
+  for (auto const& entry : patterns) {
+    auto const& name = entry.first;
     for (auto const n : sizes) {
-      auto const scores = make(p, n);
+      auto const scores = make(entry.second, n);
+      bool const has_nan = std::ranges::any_of(scores, [](float s) { return std::isnan(s); });
       fixture select(scape::layout(n, 1));
       for (auto const nan_policy : {scape::nan_policy::first, scape::nan_policy::last}) {
+        if (nan_policy == scape::nan_policy::last && !has_nan) continue;
         auto const order = reference::topk_order(
             all_of(n), scores, [](std::int64_t) { return false; },
             nan_policy == scape::nan_policy::first);
@@ -195,9 +200,10 @@ TEST_CASE("a single group equals the sorted reference, with and without a hint")
 
 TEST_CASE("the number of threads does not matter") {
   auto const n = sizes.back();
-  for (auto const& [name, p] : patterns) {
+  for (auto const& entry : patterns) {
+    auto const& name = entry.first;
     CAPTURE(name);
-    auto const scores = make(p, n, 2);
+    auto const scores = make(entry.second, n, 2);
     fixture one(scape::layout(n, 1), 1), two(scape::layout(n, 1), 2), three(scape::layout(n, 1), 3);
     auto const exclude = random_exclude(n, 3, 3);
     for (auto const k : ks_of(n)) {
@@ -282,13 +288,15 @@ TEST_CASE("excluded elements come last") {
       for (auto const& exclude :
            {words(all.size()), all, random_exclude(n, 2, 5), random_exclude(n, 50, 6)}) {
         for (auto const nan_policy : {scape::nan_policy::first, scape::nan_policy::last}) {
+          auto const order = reference::topk_order(
+              all_of(n), scores, [&](std::int64_t i) { return test(exclude, i); },
+              nan_policy == scape::nan_policy::first);
           std::vector<scape::topk_hint> hints(1);
           for (auto const k : ks_of(n)) {
             CAPTURE(n);
             CAPTURE(k);
-            scape::topk_options const options{
-                .exclude = exclude, .hints = hints, .nan = nan_policy};
-            CHECK(select({k}, scores, options) == expected(layout, {k}, scores, options));
+            CHECK(select({k}, scores, {.exclude = exclude, .hints = hints, .nan = nan_policy}) ==
+                  first_of(order, k, n));
           }
         }
       }
@@ -428,6 +436,7 @@ TEST_CASE("candidates further apart than 32 bits keep their places") {
   std::vector<std::int64_t> const at{0, 1, (std::int64_t{1} << 26) - 1, std::int64_t{1} << 26,
                                      std::int64_t{1} << 40};
   for (auto const w : at) CHECK(pool.append(chain, w, mask_word{1} << 63, keys));
+  pool.close(chain);
   std::vector<std::int64_t> found;
   pool.for_each(chain, [&](topk::key key, std::int64_t i) {
     CHECK(key == 7);

@@ -4,6 +4,7 @@
 # Usage: train_gpt_cli.sh <train_gpt>
 set -u
 program=$1
+[ -x "$program" ] || { echo "no program '$program'"; exit 1; }
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 1

@@ -68,7 +68,7 @@ void write_results(options const& o, std::vector<run_result> const& results) {
 int train_all(options const& o, corpus const& text, std::vector<checkpoint> points) {
   std::vector<run_result> results;
   for (std::size_t i = 0; i < o.runs.size() && (i == 0 || !stop_requested); ++i) {
-    auto title = fmt::format("[{}/{}] {:<24}", i + 1, o.runs.size(), o.runs[i].label);
+    auto title = fmt::format("[{}/{}] {}", i + 1, o.runs.size(), o.runs[i].label);
     results.push_back(
         train(o, text, o.runs[i], std::move(points[i]), std::move(title), stop_requested));
     write_results(o, results);

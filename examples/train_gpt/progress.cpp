@@ -2,12 +2,23 @@
 #include "progress.hpp"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
 namespace train_gpt {
+namespace {
+
+int terminal_columns() {
+  winsize size{};
+  bool const known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+  return known ? size.ws_col : 80;
+}
+
+}  // namespace
 
 progress::progress(std::string label, std::int64_t first, std::int64_t steps, std::int64_t tokens,
                    bool quiet)
@@ -35,15 +46,23 @@ void progress::update(std::int64_t step, double loss) {
 }
 
 void progress::show(std::int64_t step, double seconds) const {
-  constexpr std::int64_t width = 24;
   double const speed = static_cast<double>(step - first_) / seconds;
   auto const left = static_cast<std::int64_t>(static_cast<double>(steps_ - step) / speed + 0.5);
+  auto const figures =
+      fmt::format("{}/{}  loss {:.3f}  {:.1f} k tokens/s  ETA {}:{:02}", step, steps_, loss_,
+                  speed * static_cast<double>(tokens_) / 1000, left / 60, left % 60);
+  if (!terminal_) {
+    fmt::print(stderr, "{}  {}\n", label_, figures);
+    return;
+  }
+  auto const columns = static_cast<std::int64_t>(terminal_columns());
+  auto const others = static_cast<std::int64_t>(label_.size() + figures.size());
+  auto const width = std::clamp<std::int64_t>(columns - others - 6, 0, 40);
   auto const full = static_cast<std::size_t>(width * step / steps_);
-  std::string const bar = std::string(full, '#') + std::string(width - full, '.');
-  fmt::print(stderr, "{}{} [{}] {}/{}  loss {:.3f}  {:.1f} k tokens/s  ETA {}:{:02}{}",
-             terminal_ ? "\r" : "", label_, bar, step, steps_, loss_,
-             speed * static_cast<double>(tokens_) / 1000, left / 60, left % 60,
-             terminal_ ? "\x1b[K" : "\n");
+  auto line = label_ + " [" + std::string(full, '#') +
+              std::string(static_cast<std::size_t>(width) - full, '.') + "] " + figures;
+  line.resize(std::min<std::size_t>(line.size(), static_cast<std::size_t>(columns) - 1));
+  fmt::print(stderr, "\r{}\x1b[K", line);
   std::fflush(stderr);
 }
 

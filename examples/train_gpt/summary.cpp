@@ -128,10 +128,10 @@ std::vector<summary_row> summarise(std::span<run_result const> results) {
 std::string text_table(std::span<summary_row const> rows) {
   std::string out;
   auto const to = std::back_inserter(out);
-  fmt::format_to(to, "{:<24} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "run", "val. loss",
+  fmt::format_to(to, "{:<26} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "run", "val. loss",
                  "vs dense", "values", "param.", "mask", "bytes", "of dense", "at end");
   for (auto const& r : rows) {
-    fmt::format_to(to, "{:<24} {:>9} {:>9} {:>9.0f} {:>9.0f} {:>9.0f} {:>9.0f} {:>8} {:>8}{}\n",
+    fmt::format_to(to, "{:<26} {:>9} {:>9} {:>9.0f} {:>9.0f} {:>9.0f} {:>9.0f} {:>8} {:>8}{}\n",
                    r.label, optional_text(r.validation, "{:.4f}"),
                    optional_text(r.difference, "{:+.4f}"), r.values, r.parameters, r.mask,
                    r.bytes(), optional_text(r.ratio, "{:.3f}"),
@@ -144,12 +144,15 @@ std::string text_table(std::span<summary_row const> rows) {
     fmt::format_to(to, "; means of {} seeds, whose losses differ by up to {:.4f}", rows[0].seeds,
                    spread);
   }
-  fmt::format_to(to, ".\n\n{:<24} {:>8}", "ms per step", "all");
-  for (auto const& name : phase_names) fmt::format_to(to, " {:>14}", name);
+  fmt::format_to(to, ".\n\n{:<26} {:>8}", "ms per step", "all");
+  for (auto const& name : phase_names) fmt::format_to(to, "  {:>7}", name);
   out += '\n';
   for (auto const& r : rows) {
-    fmt::format_to(to, "{:<24} {:>8.2f}", r.label, r.step_milliseconds());
-    for (double const ms : r.milliseconds) fmt::format_to(to, " {:>14.3f}", ms);
+    fmt::format_to(to, "{:<26} {:>8.2f}", r.label, r.step_milliseconds());
+    for (std::size_t i = 0; i < phase_names.size(); ++i) {
+      fmt::format_to(to, "  {:>{}.3f}", r.milliseconds[i],
+                     std::max<std::size_t>(7, phase_names[i].size()));
+    }
     out += '\n';
   }
   return out;

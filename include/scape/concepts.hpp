@@ -38,8 +38,8 @@ struct maximum {
   }
 };
 
-//! A started operation. Destroying an unfinished one is safe and reported to the peers as a
-//! failure.
+//! A started operation. Destroying an unfinished one is safe: it waits, or, if an exception
+//! destroys it, gives the buffers back and fails the peers.
 template <class H, class X>
 concept operation_handle = std::movable<H> && requires(H& handle, X const& context) {
   { handle.wait(context) } -> std::same_as<void>;

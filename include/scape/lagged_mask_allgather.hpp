@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,10 @@ class lagged_mask_allgather {
   lagged_mask_allgather(layout const& layout, int rank, int lag, std::span<mask_word> storage)
       : layout_(&layout), rank_(rank), lag_(lag), storage_(storage) {
     detail::expect(lag >= 0, "lagged_mask_allgather", "the lag is negative");
+    detail::expect(rank >= 0 && rank < layout.shards(), "lagged_mask_allgather", [&] {
+      return "rank " + std::to_string(rank) + " is not one of the layout's " +
+             std::to_string(layout.shards());
+    });
     detail::expect_equal("lagged_mask_allgather", "the length of the storage", std::ssize(storage),
                          storage_words(layout, lag), "see storage_words()");
     in_flight_.resize(static_cast<std::size_t>(slots(lag)));

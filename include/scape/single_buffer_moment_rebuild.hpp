@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include <scape/context/host.hpp>
 #include <scape/detail/host/masked_rebuild.hpp>
@@ -29,7 +30,7 @@ enum class unmasked_moment : std::uint8_t { hold, decay };
 //! Updates moments, ages and weights of shard `shard` where `mask` is set; the others age by one
 //! step and, with unmasked_moment::decay, their m shrinks by beta1.
 //!
-//! @param mask    the shard's words_per_shard() mask words
+//! @param mask    the shard's words_per_shard() mask words, without frozen elements
 //! @param values  the reduced sums, in index order, as many as the mask has bits
 //! @param weights the shard's weights
 //! Derived from arXiv 2607.01678; the formula is at detail::rebuild_element.
@@ -40,6 +41,10 @@ void single_buffer_moment_rebuild(host_context const& ctx, layout const& layout,
                                   rebuild_scalars const& scalars, unmasked_moment unmasked,
                                   moment_state state, std::span<float> weights) {
   constexpr auto op = "single_buffer_moment_rebuild";
+  detail::expect(shard >= 0 && shard < layout.shards(), op, [&] {
+    return "shard " + std::to_string(shard) + " is not one of the layout's " +
+           std::to_string(layout.shards());
+  });
   auto const n = layout.shard_size(shard);
   auto const size = [](auto const& span) { return static_cast<std::int64_t>(span.size()); };
   detail::expect_equal(op, "the length of mask", size(mask), layout.words_per_shard());
@@ -49,6 +54,13 @@ void single_buffer_moment_rebuild(host_context const& ctx, layout const& layout,
   detail::expect_equal(op, "the length of weights", size(weights), n);
   detail::expect_equal(op, "the number of values", size(values), detail::count_bits(mask),
                        "one value per set bit of the mask");
+  detail::expect_equal(op, "the number of bits beyond the shard's elements",
+                       size(values) - detail::count_bits(mask, {0, n}), 0);
+  for (auto const& scale : layout.scales(shard)) {
+    if (!scale.frozen) continue;
+    detail::expect_equal(op, "the number of bits of frozen elements",
+                         detail::count_bits(mask, scale.range), 0);
+  }
   detail::masked_rebuild<Rule>(ctx, scalars, unmasked == unmasked_moment::decay,
                                layout.scales(shard), n, mask, values.data(),
                                {state.m.data(), state.v.data(), state.age.data(), weights.data()});

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -15,10 +14,10 @@ namespace reference {
 
 //! The given elements, best first: not excluded before excluded, then by magnitude with NaN in the
 //! place it is given, then by index.
-inline std::vector<std::int64_t> topk_order(std::vector<std::int64_t> elements,
-                                            std::span<float const> scores,
-                                            std::function<bool(std::int64_t)> const& excluded,
-                                            bool nan_first) {
+template <class Excluded>
+std::vector<std::int64_t> topk_order(std::vector<std::int64_t> elements,
+                                     std::span<float const> scores, Excluded const& excluded,
+                                     bool nan_first) {
   auto const before = [&](std::int64_t a, std::int64_t b) {
     if (excluded(a) != excluded(b)) return excluded(b);
     if (!excluded(a)) {

@@ -44,12 +44,11 @@ inline std::int64_t count_bits(std::span<mask_word const> mask) noexcept {
   return count;
 }
 
-//! Set bits among elements [0, end).
-inline std::int64_t count_below(std::span<mask_word const> mask, std::int64_t end) noexcept {
-  auto const whole = static_cast<std::size_t>(end / mask_word_bits);
-  auto count = count_bits(mask.first(whole));
-  if (end % mask_word_bits != 0) {
-    count += std::popcount(mask[whole] & lanes_of(end / mask_word_bits, 0, end));
+//! Set bits among the elements of a range.
+inline std::int64_t count_bits(std::span<mask_word const> mask, index_range range) noexcept {
+  std::int64_t count = 0;
+  for (auto w = range.begin / mask_word_bits; w < scape::mask_words(range.end); ++w) {
+    count += std::popcount(mask[static_cast<std::size_t>(w)] & lanes_of(w, range.begin, range.end));
   }
   return count;
 }

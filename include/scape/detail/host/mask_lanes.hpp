@@ -127,18 +127,23 @@ struct mask_lanes<2> {
 
 #endif
 
-//! How many elements ahead of their use words are prefetched: the hardware stops at every page.
+//! Starts to fetch the cache line at p, which need not exist.
+SCAPE_ALWAYS_INLINE void prefetch([[maybe_unused]] void const* p) noexcept {
+#if defined(__GNUC__)
+  __builtin_prefetch(p);
+#endif
+}
+
+//! How many elements ahead of their use words are fetched: the hardware stops at every page.
 inline constexpr std::int64_t prefetch_distance = 512;
 
-//! Fetches the 64 elements from p[prefetch_distance] on, which need not exist.
+//! Fetches the 64 elements from p[prefetch_distance] on.
 template <class T>
-SCAPE_ALWAYS_INLINE void prefetch_ahead([[maybe_unused]] T const* p) noexcept {
-#if defined(__GNUC__)
+SCAPE_ALWAYS_INLINE void prefetch_ahead(T const* p) noexcept {
   auto const address = reinterpret_cast<std::uintptr_t>(p) + prefetch_distance * sizeof(T);
   for (std::size_t byte = 0; byte < mask_word_bits * sizeof(T); byte += 64) {
-    __builtin_prefetch(reinterpret_cast<void const*>(address + byte));
+    prefetch(reinterpret_cast<void const*>(address + byte));
   }
-#endif
 }
 
 //! Appends in[i], for each set bit i, to out, whose end is returned. `whole`: all of in[0..64)

@@ -49,7 +49,7 @@ inline void expect_masked_blocks(char const* op, int rank, int size, layout cons
       fail("shard " + std::to_string(p) + "'s block of the mask has " + std::to_string(bits) +
            " bits, expected " + std::to_string(want) + " as in the plan");
     }
-    if (count_below(block, layout.shard_size(p)) != bits) {
+    if (count_bits(block, {0, layout.shard_size(p)}) != bits) {
       fail("shard " + std::to_string(p) + "'s block of the mask has bits beyond its " +
            std::to_string(layout.shard_size(p)) + " elements");
     }

@@ -33,14 +33,13 @@ inline void grow_older(std::uint16_t* SCAPE_RESTRICT ages, std::int64_t n) noexc
   }
 }
 
-//! Runs words [first, last) of a shard's mask; `values` starts at the first masked value of word
-//! `first`. Elements of [range.begin, range.end) only.
+//! Runs the elements of a range; `values` starts at its first masked one. Returns where the next
+//! range's values start.
 template <class Rule, class Wire>
-void rebuild_words(rebuild_scalars const& c, bool decay_unmasked, index_range range,
-                   mask_word const* mask, std::int64_t first, std::int64_t last, Wire const* values,
-                   shard_state s) noexcept {
+Wire const* rebuild_range(rebuild_scalars const& c, bool decay_unmasked, index_range range,
+                          mask_word const* mask, Wire const* values, shard_state s) noexcept {
   float no_second_moment = 0;
-  for (auto word = first; word < last; ++word) {
+  for (auto word = range.begin / mask_word_bits; word < scape::mask_words(range.end); ++word) {
     auto const lanes = lanes_of(word, range.begin, range.end);
     auto const bits = mask[word] & lanes;
     if (decay_unmasked) {
@@ -57,7 +56,10 @@ void rebuild_words(rebuild_scalars const& c, bool decay_unmasked, index_range ra
       s.age[j] = 0;
     }
   }
+  return values;
 }
+
+//! No bit of `mask` may lie in a frozen range.
 
 template <class Rule, class Wire>
 void masked_rebuild(host_context const& ctx, rebuild_scalars const& c, bool decay_unmasked,
@@ -76,9 +78,7 @@ void masked_rebuild(host_context const& ctx, rebuild_scalars const& c, bool deca
       auto scaled = c;
       scaled.learning_rate *= scale.lr_scale;
       scaled.weight_decay *= scale.decay_scale;
-      rebuild_words<Rule>(scaled, decay_unmasked, range, mask.data(), range.begin / mask_word_bits,
-                          scape::mask_words(range.end), next, s);
-      next += count_below(mask, range.end) - count_below(mask, range.begin);
+      next = rebuild_range<Rule>(scaled, decay_unmasked, range, mask.data(), next, s);
     }
   });
 }

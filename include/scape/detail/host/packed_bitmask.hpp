@@ -142,8 +142,8 @@ SCAPE_ALWAYS_INLINE mask_word flag_bits(std::int64_t begin, std::int64_t end, Fl
 //! Packs flag(i) for the elements [begin, end), begin a multiple of the word. `ahead(i)` may start
 //! to fetch what flag will look at some time after i.
 template <class Flag, class Ahead>
-void pack(std::int64_t begin, std::int64_t end, mask_word* mask, Flag const& flag,
-          Ahead const& ahead) {
+void pack_part(std::int64_t begin, std::int64_t end, mask_word* mask, Flag const& flag,
+               Ahead const& ahead) {
   constexpr std::int64_t block = 8 * mask_word_bits;  // evaluated apart, so that it vectorises
   alignas(64) std::uint8_t flags[block];
   auto i = begin;
@@ -161,6 +161,58 @@ void pack(std::int64_t begin, std::int64_t end, mask_word* mask, Flag const& fla
   }
 }
 
+template <class Flag, class Ahead>
+void pack(host_context const& ctx, std::int64_t n, mask_word* mask, Flag const& flag,
+          Ahead const& ahead) {
+  word_parts(ctx, n).for_each(
+      [&](int, std::int64_t begin, std::int64_t end) { pack_part(begin, end, mask, flag, ahead); });
+}
+
+//! bytes[i] = bit i of word, for i < 64.
+SCAPE_ALWAYS_INLINE void unpack_word(mask_word word, std::uint8_t* bytes) noexcept {
+#if defined(__AVX512BW__)
+  _mm512_storeu_si512(bytes, _mm512_maskz_set1_epi8(word, 1));
+#else
+  for (int i = 0; i < mask_word_bits; ++i) bytes[i] = static_cast<std::uint8_t>(word >> i & 1);
+#endif
+}
+
+inline void unpack_bytes(host_context const& ctx, mask_word const* mask, std::int64_t n,
+                         std::uint8_t* bytes) {
+  word_parts(ctx, n).for_each([=](int, std::int64_t begin, std::int64_t end) {
+    for_each_word(mask + begin / mask_word_bits, end - begin,
+                  [&](std::int64_t w, mask_word word, bool whole) {
+                    auto const first = begin + mask_word_bits * w;
+                    if (whole) return unpack_word(word, bytes + first);
+                    for (auto i = first; i < end; ++i, word >>= 1) {
+                      bytes[i] = static_cast<std::uint8_t>(word & 1);
+                    }
+                  });
+  });
+}
+
+//! out = op(a, b) for all words of n elements; they may be the same words.
+template <class Op>
+void combine(host_context const& ctx, mask_word const* a, mask_word const* b, std::int64_t n,
+             mask_word* out, Op const& op) {
+  word_parts(ctx, n).for_each([&](int, std::int64_t begin, std::int64_t end) {
+    for (auto w = begin / mask_word_bits; w < scape::mask_words(end); ++w) out[w] = op(a[w], b[w]);
+  });
+  if (n > 0) out[scape::mask_words(n) - 1] &= lanes_below(n);
+}
+
+//! Calls f(element, r) for the r-th set bit.
+template <class F>
+void for_each_set(ranked_parts const& parts, F const& f) {
+  parts.for_each([&](std::int64_t begin, mask_word const* mask, std::int64_t n, std::int64_t rank) {
+    for_each_word(mask, n, [&](std::int64_t w, mask_word word, bool) {
+      for (; word != 0; word &= word - 1) {
+        f(begin + mask_word_bits * w + std::countr_zero(word), rank++);
+      }
+    });
+  });
+}
+
 //! Position of the r-th set bit, r < popcount(word).
 inline int select_bit(mask_word word, std::int64_t r) noexcept {
 #if defined(__BMI2__)
@@ -169,6 +221,18 @@ inline int select_bit(mask_word word, std::int64_t r) noexcept {
   for (; r > 0; --r) word &= word - 1;
   return std::countr_zero(word);
 #endif
+}
+
+//! The element of the r-th set bit, or -1.
+inline std::int64_t select(mask_word const* mask, std::int64_t n, std::int64_t r) noexcept {
+  if (r < 0) return -1;
+  for (std::int64_t w = 0; w < scape::mask_words(n); ++w) {
+    auto const word = w == n / mask_word_bits ? mask[w] & lanes_below(n) : mask[w];
+    auto const bits = std::popcount(word);
+    if (r < bits) return mask_word_bits * w + select_bit(word, r);
+    r -= bits;
+  }
+  return -1;
 }
 
 //! 0, 1, 2, ...
@@ -228,6 +292,7 @@ void scatter_part(mask_word const* mask, std::int64_t n, T const* SCAPE_RESTRICT
   for_each_few_or_many(
       mask, n,
       [&](std::int64_t begin, std::span<std::uint16_t const> positions) {
+        for (auto const position : positions) prefetch(out + begin + position);
         for (auto const position : positions) out[begin + position] = *in++;
       },
       [&](std::int64_t begin, mask_word word, bool) {

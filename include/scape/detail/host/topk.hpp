@@ -138,17 +138,17 @@ class selection {
     pool_.clear();
     for_each_part(true, [&](int part) {
       part_state state;
+      bool collecting = !b.single();
       for_each_key_block(part, [&](std::int64_t w, mask_word lanes, key_block const& keys) {
         auto const above = bits_above(keys, b.hi) & lanes;
         auto const inside = bits_above(keys, b.lo - 1) & lanes & ~above;
         out_[w] = (out_[w] & ~lanes) | above;
         state.above += std::popcount(above);
         state.inside += std::popcount(inside);
-        if (inside != 0 && state.complete && !b.single()) {
-          state.complete = pool_.append(state.chain, w, inside, keys);
-        }
+        if (collecting) collecting = state.complete = pool_.append(state.chain, w, inside, keys);
         return state.above <= k_;
       });
+      pool_.close(state.chain);
       states_[part] = state;
     });
     above_ = inside_ = 0;
@@ -189,8 +189,9 @@ class selection {
     auto wanted = rank_;
     for (int part = 0; part < parts_; ++part) {
       pool_.for_each(states_[part].chain, [&](key candidate, std::int64_t i) {
-        if (candidate < proven_.lo || (candidate == proven_.lo && wanted-- <= 0)) return;
-        out_[i / mask_word_bits] |= mask_word{1} << (i % mask_word_bits);
+        bool taken = candidate > proven_.lo;
+        if (candidate == proven_.lo) taken = wanted-- > 0;
+        out_[i / mask_word_bits] |= mask_word{taken} << (i % mask_word_bits);
       });
     }
   }

@@ -104,10 +104,14 @@ class candidate_pool {
   static constexpr std::int64_t chunk_blocks = 8;
   static constexpr std::int64_t chunk_size = chunk_blocks * mask_word_bits;
 
-  //! A thread's chunks in ascending order of place.
+  //! A thread's chunks in ascending order of place, and where the next candidate goes.
   struct chain {
     std::int32_t head = -1;
     std::int32_t tail = -1;
+    key* next_key = nullptr;
+    key* full = nullptr;  //!< from here on another word may not fit
+    std::uint32_t* next_place = nullptr;
+    std::int64_t base = 0;
   };
 
   //! Chunks for 1/32 of the elements, and for all of them while they are few.
@@ -133,47 +137,61 @@ class candidate_pool {
   [[nodiscard]] std::span<key_block> sample_memory() const noexcept { return blocks_; }
   void clear() noexcept { used_ = 0; }
 
-  //! Appends the keys of word w whose bits are set. False if the pool is used up.
-  bool append(chain& c, std::int64_t w, mask_word bits, key_block const& keys) noexcept {
+  //! Appends the keys of word w whose bits are set, none perhaps. False if the pool is used up.
+  //! There is no branch on the bits unless there are more than a few, for they are not foreseeable.
+  SCAPE_ALWAYS_INLINE bool append(chain& c, std::int64_t w, mask_word bits,
+                                  key_block const& keys) noexcept {
+    constexpr int few = 4;
     auto const first = w * mask_word_bits;
-    if (c.tail < 0 || at(c.tail).size > chunk_size - mask_word_bits ||
-        first - at(c.tail).base > std::numeric_limits<std::uint32_t>::max() - mask_word_bits) {
+    if (c.next_key >= c.full || first - c.base > max_place) {
       if (!extend(c, first)) return false;
     }
-    auto& last = at(c.tail);
-    auto next = static_cast<std::size_t>(c.tail * chunk_size + last.size);
-    last.size += std::popcount(bits);
-    auto const place = static_cast<std::uint32_t>(first - last.base);
-    for (; bits != 0; bits &= bits - 1, ++next) {
-      auto const l = std::countr_zero(bits);
-      key_at(next) = keys.at[l];
-      places_[next] = place + static_cast<std::uint32_t>(l);
-    }
+    auto const place = static_cast<std::uint32_t>(first - c.base);
+    auto const put = [&](int at) {
+      auto const l = std::countr_zero(bits) % static_cast<int>(mask_word_bits);
+      c.next_key[at] = keys.at[l];
+      c.next_place[at] = place + static_cast<std::uint32_t>(l);
+      bits &= bits - 1;
+    };
+    auto const count = std::popcount(bits);
+    for (int at = 0; at < few; ++at) put(at);
+    for (int at = few; at < count; ++at) put(at);
+    c.next_key += count;
+    c.next_place += count;
     return true;
+  }
+
+  //! To be called after the last append.
+  void close(chain& c) noexcept {
+    if (c.tail < 0) return;
+    auto* const first = keys_of(c.tail);
+    at(c.tail).size = c.next_key - first;
+    std::fill(c.next_key, first + scape::mask_words(at(c.tail).size) * mask_word_bits, 0);
   }
 
   //! Calls visit(keys) with blocks of keys; one that is not full ends in zeros.
   template <class Visit>
-  void for_each_block(chain c, Visit&& visit) const {
+  void for_each_block(chain const& c, Visit&& visit) const {
     for (auto i = c.head; i >= 0; i = at(i).next) {
-      auto const blocks = static_cast<std::size_t>(scape::mask_words(at(i).size));
-      for (auto const& block : blocks_of(i).first(blocks)) visit(block);
+      auto const* const blocks = blocks_.data() + i * chunk_blocks;
+      for (std::int64_t b = 0; b < scape::mask_words(at(i).size); ++b) visit(blocks[b]);
     }
   }
 
   //! Calls visit(key, element) in ascending order of the elements.
   template <class Visit>
-  void for_each(chain c, Visit&& visit) const {
+  void for_each(chain const& c, Visit&& visit) const {
     for (auto i = c.head; i >= 0; i = at(i).next) {
-      for (auto k = static_cast<std::size_t>(i * chunk_size),
-                end = k + static_cast<std::size_t>(at(i).size);
-           k < end; ++k) {
-        visit(key_at(k), at(i).base + places_[k]);
-      }
+      auto const* const keys = keys_of(i);
+      auto const* const places = places_.data() + i * chunk_size;
+      for (std::int64_t k = 0; k < at(i).size; ++k) visit(keys[k], at(i).base + places[k]);
     }
   }
 
  private:
+  static constexpr std::int64_t max_place =
+      std::numeric_limits<std::uint32_t>::max() - mask_word_bits;
+
   struct chunk {
     std::int64_t base;
     std::int64_t size;
@@ -183,20 +201,23 @@ class candidate_pool {
   [[nodiscard]] chunk& at(std::int32_t i) const noexcept {
     return chunks_[static_cast<std::size_t>(i)];
   }
-  [[nodiscard]] key& key_at(std::size_t i) const noexcept {
-    return blocks_[i / mask_word_bits].at[i % mask_word_bits];
+  [[nodiscard]] key* keys_of(std::int32_t i) const noexcept {
+    return reinterpret_cast<key*>(blocks_.data() + i * chunk_blocks);
   }
-  [[nodiscard]] std::span<key_block> blocks_of(std::int32_t i) const noexcept {
-    return blocks_.subspan(static_cast<std::size_t>(i * chunk_blocks), chunk_blocks);
-  }
+
+  //! Closes the last chunk and starts another.
   bool extend(chain& c, std::int64_t base) noexcept {
+    close(c);
     auto const i = used_.fetch_add(1, std::memory_order_relaxed);
     if (i >= std::ssize(chunks_)) return false;
     auto const fresh = static_cast<std::int32_t>(i);
     at(fresh) = {base, 0, -1};
-    std::ranges::fill(blocks_of(fresh), key_block{});
     (c.tail < 0 ? c.head : at(c.tail).next) = fresh;
     c.tail = fresh;
+    c.next_key = keys_of(fresh);
+    c.full = c.next_key + (chunk_size - mask_word_bits) + 1;
+    c.next_place = places_.data() + fresh * chunk_size;
+    c.base = base;
     return true;
   }
 

@@ -55,8 +55,9 @@ struct alignas(64) key_block {
 //! Bit l is keys[l] > threshold.
 SCAPE_ALWAYS_INLINE mask_word bits_above(key_block const& keys, key threshold) noexcept {
   mask_word bits = 0;
-#if defined(__AVX512F__)
-  // Compilers often store 32 bytes at a time, and a wider load would wait for such stores.
+#if defined(__AVX512F__) && !defined(__clang__)
+  // The keys may have been stored 32 bytes at a time, and a wider load would wait for such stores.
+  // Clang would join the two loads again.
   auto const t = _mm512_set1_epi32(threshold);
   auto const half = [&](int l) {
     return _mm256_load_si256(reinterpret_cast<__m256i const*>(keys.at + l));

@@ -742,7 +742,7 @@ TEST_CASE("memory at any misalignment is enough") {
     sparse_rig<adamw> aligned(comm, l, o);
     auto const storage_size = optimizer::storage_bytes(l, o);
     auto const scratch_size = optimizer::scratch_bytes(l, o);
-    for (std::size_t const shift : {1, 4, 100, 255}) {
+    for (std::size_t const shift : {1U, 4U, 100U, 255U}) {
       scape::host_buffer const storage(storage_size + shift), scratch(scratch_size + shift);
       scape::host_context const ctx{scratch.bytes().subspan(shift)};
       optimizer opt(comm, l, o, storage.bytes().subspan(shift));

@@ -93,7 +93,7 @@ TEST_CASE("the rest begins aligned behind what was taken") {
 }
 
 TEST_CASE("host_buffer is aligned, zeroed and of the size asked for") {
-  for (std::size_t const size : {0, 1, 255, 4096}) {
+  for (std::size_t const size : {0U, 1U, 255U, 4096U}) {
     host_buffer const buffer(size);
     CHECK(buffer.bytes().size() == size);
     CHECK(address(buffer.bytes()) % workspace_alignment == 0);

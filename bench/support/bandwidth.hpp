@@ -11,9 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <ctime>
-#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 

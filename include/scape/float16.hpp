@@ -88,7 +88,8 @@ SCAPE_HOST_DEVICE SCAPE_ALWAYS_INLINE Wire to_wire(float u) noexcept {
   }
 }
 
-//! What stays behind when `sent` travels: u - sent exactly; +0 once u went out whole or was not finite.
+//! What stays behind when `sent` travels: u - sent exactly; +0 once u went out whole or was not
+//! finite.
 template <class Wire>
 SCAPE_HOST_DEVICE SCAPE_ALWAYS_INLINE float residual_of(float u, Wire sent) noexcept {
   if constexpr (std::is_same_v<Wire, float>) {

@@ -43,32 +43,33 @@ namespace detail {
 
 //! A hundredth of the threshold, about: where nothing is known of its pace.
 inline constexpr std::int32_t default_topk_hint_width = 1 << 16;
+inline constexpr std::int32_t max_topk_hint_width = 1 << 26;
 
 inline topk::bracket bracket_of(topk_hint const& hint) noexcept {
   if (hint.key < topk::smallest_key || hint.key > topk::largest_key) return {1, 0};
-  auto const width = std::clamp(hint.width, 0, 1 << 26);
+  auto const width = std::clamp(hint.width, 0, max_topk_hint_width);
   return {std::max(hint.key - width, topk::smallest_key),
           hint.key + std::min(width, topk::largest_key - hint.key)};
 }
 
-//! Follows the threshold: wide enough for four times its last move, but not for more than 1/128
-//! of the elements, as those inside cost more than those outside.
+//! Follows the threshold: wide enough for four times its last move, but not for more than 1/64 of
+//! the elements, as those inside cost more than those outside. Width 0 is for heavy ties.
 inline void learn(topk_hint& hint, topk::outcome const& found, std::int64_t length) noexcept {
   if (found.threshold == 0) return;
   auto const tried = bracket_of(hint);
   auto width = std::int64_t{default_topk_hint_width};
   if (!tried.empty()) {
     auto const move = std::abs(std::int64_t{found.threshold} - hint.key);
-    auto const used = std::int64_t{hint.width};
-    width = tried.holds(found.threshold) ? std::max(4 * move, used - used / 4)
-                                         : std::max(4 * move, width);
-    if (found.inside_counted && found.inside > length / 128) {
-      width = std::min(width, used * (length / 256) / found.inside);
-    } else if (used == 0) {
-      width = default_topk_hint_width;
+    auto const used = std::int64_t{std::clamp(hint.width, 0, max_topk_hint_width)};
+    auto const least =
+        tried.holds(found.threshold) ? std::max<std::int64_t>(used - used / 4, 1) : width;
+    width = std::max(4 * move, least);
+    if (found.inside_counted && found.inside > length / 64) {
+      width = std::min(width, used * (length / 128) / found.inside);
     }
   }
-  hint = {found.threshold, static_cast<std::int32_t>(std::min<std::int64_t>(width, 1 << 26))};
+  hint = {found.threshold,
+          static_cast<std::int32_t>(std::min<std::int64_t>(width, max_topk_hint_width))};
 }
 
 }  // namespace detail

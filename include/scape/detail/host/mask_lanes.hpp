@@ -19,7 +19,8 @@
 
 namespace scape::detail {
 
-//! `count` elements of `Bytes` bytes in one register, under one bit each; none by default.
+//! `count` elements of `Bytes` bytes in one register, under one bit each; none by default. Words
+//! with at most `few` set bits, -1 for none, are done faster bit by bit.
 //!
 //!     compress(k, v)        v's elements under k, moved to the front
 //!     expand(k, v)          v's first elements, moved under k
@@ -28,14 +29,14 @@ namespace scape::detail {
 //!     store_where           the elements under k to their places from p on
 template <std::size_t Bytes>
 struct mask_lanes {
-  static constexpr int count = 0;
+  static constexpr int count = 0, few = mask_word_bits;
 };
 
 #if defined(__AVX512F__)
 
 template <>
 struct mask_lanes<4> {
-  static constexpr int count = 16;
+  static constexpr int count = 16, few = 0;
   using bits = __mmask16;
   static bits first(int n) noexcept { return static_cast<bits>((1U << n) - 1); }
   static __m512i load(void const* p) noexcept { return _mm512_loadu_si512(p); }
@@ -73,7 +74,7 @@ inline constexpr lane_tables lane_table;
 
 template <>
 struct mask_lanes<4> {
-  static constexpr int count = 8;
+  static constexpr int count = 8, few = 8;
   using bits = std::uint8_t;
   static __m256i first(int n) noexcept {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -108,7 +109,7 @@ struct mask_lanes<4> {
 
 template <>
 struct mask_lanes<2> {
-  static constexpr int count = 32;
+  static constexpr int count = 32, few = -1;
   using bits = __mmask32;
   static bits first(int n) noexcept { return static_cast<bits>((std::uint64_t{1} << n) - 1); }
   static __m512i load(void const* p) noexcept { return _mm512_loadu_si512(p); }
@@ -152,7 +153,7 @@ template <class T>
 SCAPE_ALWAYS_INLINE T* compress_word(mask_word word, bool whole, T const* in, T* out) noexcept {
   using lanes = mask_lanes<sizeof(T)>;
   if constexpr (lanes::count != 0) {
-    if (whole) {
+    if (whole && std::popcount(word) > lanes::few) {
       for (int lane = 0; lane < mask_word_bits; lane += lanes::count) {
         auto const bits = static_cast<typename lanes::bits>(word >> lane);
         auto const kept = std::popcount(bits);
@@ -175,13 +176,15 @@ template <class T>
 SCAPE_ALWAYS_INLINE T const* expand_word(mask_word word, T const* in, T* out) noexcept {
   using lanes = mask_lanes<sizeof(T)>;
   if constexpr (lanes::count != 0) {
-    for (int lane = 0; lane < mask_word_bits; lane += lanes::count) {
-      auto const bits = static_cast<typename lanes::bits>(word >> lane);
-      auto const kept = std::popcount(bits);
-      lanes::store_where(out + lane, bits, lanes::expand(bits, lanes::load_first(in, kept)));
-      in += kept;
+    if (std::popcount(word) > lanes::few) {
+      for (int lane = 0; lane < mask_word_bits; lane += lanes::count) {
+        auto const bits = static_cast<typename lanes::bits>(word >> lane);
+        auto const kept = std::popcount(bits);
+        lanes::store_where(out + lane, bits, lanes::expand(bits, lanes::load_first(in, kept)));
+        in += kept;
+      }
+      return in;
     }
-    return in;
   }
   if (word == ~mask_word{0}) {
     std::memcpy(out, in, mask_word_bits * sizeof(T));

@@ -145,7 +145,8 @@ class selection {
         out_[w] = (out_[w] & ~lanes) | above;
         state.above += std::popcount(above);
         state.inside += std::popcount(inside);
-        if (collecting) collecting = state.complete = pool_.append(state.chain, w, inside, keys);
+        if (collecting && inside != 0)
+          collecting = state.complete = pool_.append(state.chain, w, inside, keys);
         return state.above <= k_;
       });
       pool_.close(state.chain);
@@ -255,7 +256,7 @@ class selection {
   bracket sample() {
     auto const n = domain_.length;
     if (n <= min_sampled) return {};
-    auto const size = std::int64_t{1} << (2 * bit_width(n) / 3);
+    auto const size = std::int64_t{1} << ((bit_width(n) + 7) / 2);
     auto const blocks =
         pool_.sample_memory().first(static_cast<std::size_t>(size / mask_word_bits));
     std::atomic<std::int64_t> taken = 0;

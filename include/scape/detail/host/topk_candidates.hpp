@@ -137,11 +137,11 @@ class candidate_pool {
   [[nodiscard]] std::span<key_block> sample_memory() const noexcept { return blocks_; }
   void clear() noexcept { used_ = 0; }
 
-  //! Appends the keys of word w whose bits are set, none perhaps. False if the pool is used up.
-  //! There is no branch on the bits unless there are more than a few, for they are not foreseeable.
+  //! Appends the keys of word w whose bits are set. False if the pool is used up. Two are written
+  //! in any case: how many there are cannot be foreseen, and a branch on it would cost more.
   SCAPE_ALWAYS_INLINE bool append(chain& c, std::int64_t w, mask_word bits,
                                   key_block const& keys) noexcept {
-    constexpr int few = 4;
+    constexpr int few = 2;
     auto const first = w * mask_word_bits;
     if (c.next_key >= c.full || first - c.base > max_place) {
       if (!extend(c, first)) return false;

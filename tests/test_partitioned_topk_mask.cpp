@@ -415,9 +415,10 @@ TEST_CASE("k above the number of elements takes them all") {
   scape::index_range const range{3, 90};
   scape::host_buffer const scratch(scape::detail::topk::scratch_bytes(n));
   words mask(2), exclude = random_exclude(n, 2, 1);
-  scape::detail::topk::select(
-      scape::host_context{scratch.bytes()}, {{&range, 1}, exclude.data(), range.size()}, 1000,
-      [](std::int64_t) { return 1.0F; }, scape::detail::topk::largest_key, {}, mask.data());
+  auto const one = [](std::int64_t) { return 1.0F; };
+  scape::detail::topk::select(scape::host_context{scratch.bytes()},
+                              {{&range, 1}, exclude.data(), range.size()}, 1000,
+                              {one, scape::detail::topk::largest_key}, {}, mask.data());
   words want(2);
   scape::detail::set_range(want, range);
   CHECK(mask == want);

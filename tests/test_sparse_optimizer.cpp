@@ -557,6 +557,45 @@ TEST_CASE("pools of any size give the same bits") {
   }
 }
 
+TEST_CASE("a long vector is cut among the threads of a pool without a trace") {
+  constexpr std::int64_t n = 150000;
+  layout const l(n, 1, {{.name = "a", .offset = 0, .length = 100001},
+                        {.name = "b", .offset = 100001, .length = 1000,
+                         .policy = span_policy::always, .lr_scale = 3},
+                        {.name = "c", .offset = 101001, .length = n - 101001, .decay_scale = 0}});
+  auto o = sparse_optimizer_options::staleness_aware(0.1);
+  o.lag = 2;
+  o.clip_norm = 1;
+  o.weight_decay = 0.1F;
+  scape::self_communicator self;
+  scape::host_pool three(3);
+  using rig_type = sparse_rig<adams, scape::bfloat16, scape::self_communicator>;
+  rig_type one(self, l, o), many(self, l, o, &three);
+  for (int t = 0; t < 5; ++t) {
+    auto const gradient = normal_gradient(1, 0, t, n);
+    one.step(gradient);
+    many.step(gradient);
+    CHECK(many.state() == one.state());
+  }
+}
+
+TEST_CASE("a loss scale that changes from step to step leaves no trace") {
+  layout const l(200, 2);
+  auto o = sparse_optimizer_options::staleness_aware(0.1);
+  o.clip_norm = 5;
+  run_threads(2, [&](thread_communicator& comm) {
+    sparse_rig<adamw> plain(comm, l, o), scaled(comm, l, o);
+    for (int t = 0; t < 12; ++t) {
+      auto gradient = normal_gradient(1, comm.rank(), t, 200);
+      plain.step(gradient);
+      auto const scale = std::ldexp(1.0F, 3 * (t % 5));
+      for (auto& g : gradient) g *= scale;
+      scaled.step(gradient, {.gradient_divisor = scale});
+      CHECK(scaled.state() == plain.state());
+    }
+  });
+}
+
 TEST_CASE("one rank: the communicator to itself and a group of one give the same bits") {
   layout const l(300, 1, model());
   auto const o = exact_options(0.1);

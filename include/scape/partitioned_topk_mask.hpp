@@ -138,8 +138,9 @@ void partitioned_topk_mask(host_context const& ctx, layout const& layout, send_p
   detail::expect_scratch(op, ctx.scratch.size(), partitioned_topk_mask_bytes(layout));
 
   std::ranges::fill(mask, mask_word{0});
-  auto const nan_key =
-      options.nan == nan_policy::first ? detail::topk::largest_key : detail::topk::smallest_key;
+  detail::topk::key_source const keys(statistic, options.nan == nan_policy::first
+                                                     ? detail::topk::largest_key
+                                                     : detail::topk::smallest_key);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     auto const& group = groups[g];
     if (group.policy == span_policy::always) {
@@ -148,9 +149,8 @@ void partitioned_topk_mask(host_context const& ctx, layout const& layout, send_p
     }
     auto* const hint = options.hints.empty() ? nullptr : &options.hints[g];
     auto const found = detail::topk::select(
-        ctx, {group.ranges, options.exclude.data(), group.length}, plan.group_k[first + g],
-        statistic, nan_key, hint ? detail::bracket_of(*hint) : detail::topk::bracket{1, 0},
-        mask.data());
+        ctx, {group.ranges, options.exclude.data(), group.length}, plan.group_k[first + g], keys,
+        hint ? detail::bracket_of(*hint) : detail::topk::bracket{1, 0}, mask.data());
     if (hint) detail::learn(*hint, found, group.length);
   }
 }

@@ -11,6 +11,7 @@
 #include <istream>
 #include <ostream>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -288,6 +289,31 @@ class sparse_optimizer {
     }
   }
 
+  //! A coordinate_statistic as a statistic of shard-relative indices.
+  template <class S, class Residual>
+  struct shard_score {
+    S const& s;
+    Residual const& residual_at;
+    float const* m;
+    std::uint16_t const* age;
+    float const* residual;
+    std::int64_t begin;
+    std::int64_t step;
+
+    float operator()(std::int64_t i) const {
+      return s(statistic_input{.moment = m[i],
+                               .residual = residual_at(begin + i),
+                               .age = static_cast<float>(age[i]),
+                               .element = begin + i,
+                               .step = step});
+    }
+    void prefetch(std::int64_t i) const noexcept {
+      prefetch_word(m + i);
+      prefetch_word(age + i);
+      prefetch_word(residual + begin + i);
+    }
+  };
+
   //! Selects this rank's bits of the mask of `step` and starts its all-gather.
   template <class Residual>
   void make_mask(context_type const& ctx, std::int64_t step, std::span<mask_word> pending,
@@ -302,14 +328,13 @@ class sparse_optimizer {
       topk.exclude = pending;
     }
     with_statistic([&](auto const& s) {
-      auto const score = [&s, &residual_at, m = moments_.m.data(), age = moments_.age.data(),
-                          begin = layout_.begin(rank()), step](std::int64_t i) {
-        return s(statistic_input{.moment = m[i],
-                                 .residual = residual_at(begin + i),
-                                 .age = static_cast<float>(age[i]),
-                                 .element = begin + i,
-                                 .step = step});
-      };
+      shard_score<std::decay_t<decltype(s)>, Residual> const score{s,
+                                                                   residual_at,
+                                                                   moments_.m.data(),
+                                                                   moments_.age.data(),
+                                                                   residual_.data(),
+                                                                   layout_.begin(rank()),
+                                                                   step};
       partitioned_topk_mask(ctx, layout_, next_plan_, rank(), score, masks_.local(step), topk);
     });
     masks_.start(ctx, *comm_, step);

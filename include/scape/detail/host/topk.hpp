@@ -35,6 +35,55 @@ concept prefetching_statistic = statistic<F> && requires(F const& f, std::int64_
   f.prefetch(i);
 };
 
+//! The keys of a statistic, a word at a time. Behind two pointers, so that the selection below is
+//! compiled once and not for every statistic.
+class key_source {
+ public:
+  template <statistic F>
+  key_source(F const& f, key nan_key) noexcept
+      : statistic_(&f), nan_key_(nan_key), word_(&word_of<F>), one_(&one_of<F>) {}
+
+  //! Fills keys.at[l] for the elements 64 w + l in `lanes`, an unbroken run; `end` is the end of
+  //! the range they are in. Other keys have no meaning.
+  void word(std::int64_t w, mask_word lanes, std::int64_t end, key_block& keys) const {
+    word_(*this, w * mask_word_bits, lanes, end, keys);
+  }
+  [[nodiscard]] key one(std::int64_t i) const { return one_(*this, i); }
+
+ private:
+  static constexpr std::int64_t prefetch_distance = 16 * mask_word_bits;
+
+  template <class F>
+  static void word_of(key_source const& self, std::int64_t first, mask_word lanes,
+                      std::int64_t range_end, key_block& keys) {
+    auto const& f = *static_cast<F const*>(self.statistic_);
+    auto const nan_key = self.nan_key_;
+    if constexpr (prefetching_statistic<F>) {
+      auto const ahead = first + prefetch_distance;
+      if (ahead + mask_word_bits <= range_end) f.prefetch(ahead);
+    }
+    if (lanes == ~mask_word{0}) {
+      for (int l = 0; l < mask_word_bits; ++l) keys.at[l] = key_of(f(first + l), nan_key);
+    } else {
+      keys = {};
+      auto const end = mask_word_bits - std::countl_zero(lanes);
+      for (auto l = std::int64_t{std::countr_zero(lanes)}; l < end; ++l) {
+        keys.at[l] = key_of(f(first + l), nan_key);
+      }
+    }
+  }
+
+  template <class F>
+  static key one_of(key_source const& self, std::int64_t i) {
+    return key_of((*static_cast<F const*>(self.statistic_))(i), self.nan_key_);
+  }
+
+  void const* statistic_;
+  key nan_key_;
+  void (*word_)(key_source const&, std::int64_t, mask_word, std::int64_t, key_block&);
+  key (*one_)(key_source const&, std::int64_t);
+};
+
 //! What a selection found out, for the next one.
 struct outcome {
   key threshold = 0;            //!< key of the k-th element; 0 if the keys did not matter
@@ -42,18 +91,16 @@ struct outcome {
   bool inside_counted = false;  //!< they were, all of them
 };
 
-//! One selection: k of the elements of a domain by the keys of f, k below their number.
-template <statistic F>
+//! One selection: k of the elements of a domain by their keys, k below their number.
 class selection {
  public:
   selection(host_context const& ctx, carver& memory, domain const& elements, std::int64_t eligible,
-            std::int64_t k, F const& f, key nan_key, mask_word* out)
+            std::int64_t k, key_source const& keys, mask_word* out)
       : ctx_(ctx),
         totals_(memory.take<std::int64_t>(1 << histogram::max_bits)),
         pool_(memory, elements.length),
         domain_(elements),
-        f_(f),
-        nan_key_(nan_key),
+        keys_(keys),
         out_(out),
         eligible_(eligible),
         k_(k),
@@ -80,7 +127,6 @@ class selection {
   static constexpr int max_parts = 128;
   static constexpr std::int64_t min_parallel = 1 << 16;  // below, waking threads costs more
   static constexpr std::int64_t min_sampled = 1024;
-  static constexpr std::int64_t prefetch_distance = 16 * mask_word_bits;
 
   struct alignas(64) part_state {
     std::int64_t above = 0;
@@ -109,27 +155,14 @@ class selection {
   //! false. Keys outside `lanes` have no meaning.
   template <class Visit>
   SCAPE_ALWAYS_INLINE void for_each_key_block(int part, Visit&& visit) const {
-    domain_.for_each_word(
-        domain_.words(part, parts_), [&](std::int64_t w, mask_word in_range, index_range range) {
-          auto const lanes = in_range & ~domain_.excluded(w);
-          if (lanes == 0) return true;
-          key_block keys;
-          auto const first = w * mask_word_bits;
-          if constexpr (prefetching_statistic<F>) {
-            auto const ahead = first + prefetch_distance;
-            if (ahead + mask_word_bits <= range.end) f_.prefetch(ahead);
-          }
-          if (in_range == ~mask_word{0}) {
-            for (int l = 0; l < mask_word_bits; ++l) keys.at[l] = key_of(f_(first + l), nan_key_);
-          } else {
-            keys = {};
-            auto const end = mask_word_bits - std::countl_zero(in_range);
-            for (auto l = std::int64_t{std::countr_zero(in_range)}; l < end; ++l) {
-              keys.at[l] = key_of(f_(first + l), nan_key_);
-            }
-          }
-          return visit(w, lanes, keys);
-        });
+    domain_.for_each_word(domain_.words(part, parts_),
+                          [&](std::int64_t w, mask_word in_range, index_range range) {
+                            auto const lanes = in_range & ~domain_.excluded(w);
+                            if (lanes == 0) return true;
+                            key_block keys;
+                            keys_.word(w, in_range, range.end, keys);
+                            return visit(w, lanes, keys);
+                          });
   }
 
   //! Sets the bits above the bracket, collects what is inside, then decides. If T was inside and
@@ -275,7 +308,7 @@ class selection {
         bool const competes =
             (domain_.excluded(i / mask_word_bits) >> (i % mask_word_bits) & 1) == 0;
         blocks[static_cast<std::size_t>(s / mask_word_bits)].at[s % mask_word_bits] =
-            competes ? key_of(f_(i), nan_key_) : 0;
+            competes ? keys_.one(i) : 0;
         mine += competes ? 1 : 0;
       }
       taken.fetch_add(mine, std::memory_order_relaxed);
@@ -304,8 +337,7 @@ class selection {
   std::span<std::int64_t> totals_;
   candidate_pool pool_;
   domain const& domain_;
-  F const& f_;
-  key nan_key_;
+  key_source const& keys_;
   mask_word* out_;
   std::int64_t eligible_, k_;
   int parts_;
@@ -325,11 +357,10 @@ inline std::size_t scratch_bytes(std::int64_t n) {
 }
 
 //! Sets k bits of the domain in `out`, where they are 0 before, or all of them if it has fewer:
-//! largest keys of f first, lower indices first among equal ones, and excluded elements last.
+//! largest keys first, lower indices first among equal ones, and excluded elements last.
 //! `guess` is where the k-th largest key is looked for first, if not empty.
-template <statistic F>
-outcome select(host_context const& ctx, domain const& elements, std::int64_t k, F const& f,
-               key nan_key, bracket guess, mask_word* out) {
+inline outcome select(host_context const& ctx, domain const& elements, std::int64_t k,
+                      key_source const& keys, bracket guess, mask_word* out) {
   if (k <= 0 || elements.length == 0) return {};
   auto const eligible = elements.count();
   if (k >= eligible) {
@@ -337,7 +368,7 @@ outcome select(host_context const& ctx, domain const& elements, std::int64_t k, 
     return {};
   }
   carver memory(ctx.scratch, "partitioned_topk_mask");
-  return selection<F>(ctx, memory, elements, eligible, k, f, nan_key, out).run(guess);
+  return selection(ctx, memory, elements, eligible, k, keys, out).run(guess);
 }
 
 }  // namespace scape::detail::topk

@@ -63,7 +63,8 @@ SCAPE_ALWAYS_INLINE mask_word bits_above(key_block const& keys, key threshold) n
     return _mm256_load_si256(reinterpret_cast<__m256i const*>(keys.at + l));
   };
   for (int l = 0; l < 64; l += 16) {
-    auto const k = _mm512_inserti64x4(_mm512_castsi256_si512(half(l)), half(l + 8), 1);
+    auto const low = _mm512_castsi256_si512(half(l));
+    auto const k = _mm512_maskz_inserti64x4(0xff, low, half(l + 8), 1);
     bits |= mask_word{_mm512_cmpgt_epi32_mask(k, t)} << l;
   }
 #elif defined(__AVX2__)

@@ -2,8 +2,9 @@
 // Four ranks fit a noisy quadratic; each step moves 10 % of gradients and parameters.
 #include <cstdio>
 #include <random>
-#include <scape/scape.hpp>
 #include <vector>
+
+#include <scape/scape.hpp>
 
 int main() {
   constexpr int ranks = 4, steps = 500;

@@ -115,10 +115,10 @@ void draw_grid(Out to, chart const& c, axis const& x, axis const& y) {
                  width - right);
   fmt::format_to(to, R"(<text class="label" x="{}" y="{}" text-anchor="middle">{}</text>)",
                  (left + width - right) / 2, height - 8, escape_html(c.x_label));
-  fmt::format_to(
-      to,
-      R"svg(<text class="label" transform="translate(15 {}) rotate(-90)" text-anchor="middle">{}</text>)svg",
-      (top + height - bottom) / 2, escape_html(c.y_label));
+  fmt::format_to(to,
+                 R"svg(<text class="label" transform="translate(15 {}) rotate(-90)" )svg"
+                 R"svg(text-anchor="middle">{}</text>)svg",
+                 (top + height - bottom) / 2, escape_html(c.y_label));
 }
 
 template <class Out>

@@ -38,6 +38,11 @@ struct tensor {
 //! zero biases. A pure function of shape and seed.
 [[nodiscard]] std::vector<float> initial_parameters(gpt_shape const& shape, std::uint64_t seed);
 
+//! Memory for parameters and gradients. Eigen groups sums by alignment, so runs give equal bits
+//! only if theirs is equal.
+template <class T>
+using aligned_vector = std::vector<T, Eigen::aligned_allocator<T>>;
+
 //! Pre-layer-norm transformer with learned positions, GELU (tanh form) and a tied output head.
 //! Owns the activations of one batch: nothing is allocated after construction. One object per
 //! thread. Defined in gpt_definitions.hpp; instantiated for float.

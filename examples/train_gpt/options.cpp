@@ -165,8 +165,8 @@ std::optional<options> parse_options(int argc, char const* const* argv) {
           ->check(CLI::IsMember({"dense-adams", "dense-adamw", "scape-adams", "scape-adamw"}))
           ->excludes(suite)
           ->group("Runs");
-  app.add_option("--preset", r.preset, "of the scape optimizers: staleness_aware or literal")
-      ->transform(CLI::CheckedTransformer(presets))
+  app.add_option("--preset", r.preset, "of the scape optimizers")
+      ->transform(CLI::CheckedTransformer(presets).description("{staleness_aware,literal}"))
       ->needs(optimizer)
       ->default_str("staleness_aware")
       ->group("Runs");
@@ -194,8 +194,8 @@ std::optional<options> parse_options(int argc, char const* const* argv) {
   app.add_option("--clip", o.clip, "limit of each rank's own gradient norm, 0 for none")
       ->group("Training");
   app.add_option("--lag", o.lag, "steps between choosing a mask and using it")->group("Training");
-  app.add_option("--wire", o.wire, "type of the values sent by scape: fp32, bf16 or fp16")
-      ->transform(CLI::CheckedTransformer(wires))
+  app.add_option("--wire", o.wire, "type of the values sent by scape")
+      ->transform(CLI::CheckedTransformer(wires).description("{fp32,bf16,fp16}"))
       ->default_str("fp32")
       ->group("Training");
 

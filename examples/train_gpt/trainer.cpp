@@ -69,7 +69,7 @@ class rank_trainer {
         ones_(static_cast<std::size_t>(comm.size()), 1),
         model_(s_.o.shape, s_.o.batch),
         batch_(s_.o.batch, s_.o.shape.context),
-        weights_(s_.state.weights),
+        weights_(s_.state.weights.begin(), s_.state.weights.end()),
         gradient_(weights_.size()),
         optimizer_(make_optimizer(comm, s_.layout, s_.o, s_.run)) {
     if (s_.state.step > 0) {
@@ -176,7 +176,7 @@ class rank_trainer {
     }
     if (comm_.rank() != 0) return;
     s_.state.step = step;
-    s_.state.weights = weights_;
+    s_.state.weights.assign(weights_.begin(), weights_.end());
     write_checkpoint(checkpoint_path(s_.o, s_.run), s_.state);
   }
 
@@ -186,7 +186,7 @@ class rank_trainer {
   scape::host_context context_;
   gpt<float> model_;
   batch batch_;
-  std::vector<float> weights_, gradient_;
+  aligned_vector<float> weights_, gradient_;
   std::unique_ptr<rank_optimizer> optimizer_;
 };
 

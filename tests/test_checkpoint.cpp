@@ -81,8 +81,8 @@ TEST_CASE("saving and resuming equals the uninterrupted run, masks in flight inc
   for (int const lag : {0, 1, 2, 4}) {
     CAPTURE(lag);
     check_resume<adams, float>({300, 3}, options(lag));
-    check_resume<adamw, scape::bfloat16>({300, 4, layout_options{.boundaries = {0, 10, 10, 200, 300}}},
-                                         options(lag));
+    check_resume<adamw, scape::bfloat16>(
+        {300, 4, layout_options{.boundaries = {0, 10, 10, 200, 300}}}, options(lag));
     check_resume<adamw, float>({0, 2}, options(lag));
     auto literal = options(lag);
     literal.statistic = scape::statistic_kind::literal;

@@ -46,7 +46,10 @@ step_arguments schedule(int t, int steps) {
 
 std::vector<scape::parameter_span> model(std::int64_t n) {
   return {{.name = "a", .offset = 0, .length = n / 2, .lr_scale = 0.5F},
-          {.name = "b", .offset = n / 2, .length = n / 4, .policy = span_policy::always,
+          {.name = "b",
+           .offset = n / 2,
+           .length = n / 4,
+           .policy = span_policy::always,
            .decay_scale = 0},
           {.name = "c", .offset = n / 2 + n / 4, .length = n - n / 2 - n / 4}};
 }
@@ -71,8 +74,8 @@ void check_density_one(layout const& l, adam_options const& base, int steps) {
     }
     bool equal = true, same_report = true;
     for (int t = 0; t < steps; ++t) {
-      auto const gradient = make_vector(
-          l.size(), [&](auto j) { return Gradient(normal(11, comm.rank(), t, j)); });
+      auto const gradient =
+          make_vector(l.size(), [&](auto j) { return Gradient(normal(11, comm.rank(), t, j)); });
       auto const arguments = schedule(t, steps);
       auto const report = dense.step(gradient, arguments);
       for (auto const& s : sparse) {
@@ -143,18 +146,17 @@ TEST_CASE("the dense step equals the serial reference") {
         run_threads(ranks, [&](thread_communicator& comm) {
           dense_rig<Rule> r(comm, l, o);
           for (int t = 0; t < steps; ++t) {
-            r.step(integer_gradient(5, comm.rank(), t, n),
-                   {.lr = 0.03125F, .gradient_divisor = 2});
+            r.step(integer_gradient(5, comm.rank(), t, n), {.lr = 0.03125F, .gradient_divisor = 2});
             auto const& want = expected[at(t)];
             bool same_moments = true, close = true;
             auto const m = r.optimizer.first_moment();
             for (std::int64_t j = 0; j < std::ssize(m); ++j) {
-              same_moments = same_moments &&
-                             double{m[at(j)]} == want.m[at(l.begin(comm.rank()) + j)];
+              same_moments =
+                  same_moments && double{m[at(j)]} == want.m[at(l.begin(comm.rank()) + j)];
             }
             for (std::int64_t j = 0; j < n; ++j) {
-              close = close &&
-                      std::abs(double{r.weights[at(j)]} - want.w[at(j)]) <= want.weight_bound[at(j)];
+              close = close && std::abs(double{r.weights[at(j)]} - want.w[at(j)]) <=
+                                   want.weight_bound[at(j)];
             }
             CHECK(same_moments);
             CHECK(close);
@@ -257,7 +259,8 @@ TEST_CASE("wrong options and arguments are refused and change nothing") {
   adam_options bad;
   bad.beta1 = 1;
   CHECK(rejects([&] { optimizer(self, l, bad, storage.bytes()); }, {"dense_optimizer", "beta1"}));
-  CHECK(rejects([&] { optimizer(self, layout(10, 2), {}, storage.bytes()); }, {"is 1", "expected 2"}));
+  CHECK(rejects([&] { optimizer(self, layout(10, 2), {}, storage.bytes()); },
+                {"is 1", "expected 2"}));
   CHECK(rejects([&] { optimizer(self, l, {}, storage.bytes().first(200)); }, {"200 bytes"}));
 
   dense_rig<adamw, scape::self_communicator> r(self, l, adam_options{});
@@ -265,7 +268,8 @@ TEST_CASE("wrong options and arguments are refused and change nothing") {
   auto const weights = r.weights;
   auto& opt = r.optimizer;
   using in = std::span<float const>;
-  CHECK(rejects([&] { opt.step(r.ctx, std::span(r.weights).first(9), g, {}); }, {"weights", "9", "10"}));
+  CHECK(rejects([&] { opt.step(r.ctx, std::span(r.weights).first(9), g, {}); },
+                {"weights", "9", "10"}));
   CHECK(rejects([&] { opt.step(r.ctx, r.weights, in(g).first(3), {}); }, {"gradient", "3", "10"}));
   CHECK(rejects([&] { opt.step(r.ctx, r.weights, g, {.lr = nan}); }, {"learning rate"}));
   CHECK(rejects([&] { opt.step(r.ctx, r.weights, g, {.gradient_divisor = 0}); }, {"divisor"}));

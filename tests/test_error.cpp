@@ -40,8 +40,8 @@ TEST_CASE("checks name both numbers and pass what is right") {
                 {"scape::op: the length is 2, expected 3"}));
   CHECK(rejects([] { expect_equal("op", "the length", 2, 3, "one per rank"); },
                 {"is 2, expected 3; one per rank"}));
-  CHECK(rejects([] { expect_equal("op", "n", std::int64_t{1} << 40, -1); },
-                {"1099511627776", "-1"}));
+  CHECK(
+      rejects([] { expect_equal("op", "n", std::int64_t{1} << 40, -1); }, {"1099511627776", "-1"}));
   CHECK_NOTHROW(expect_scratch("op", 8, 8));
   CHECK(rejects([] { expect_scratch("op", 7, 8); }, {"scape::op", "7 bytes", "8 are needed"}));
   CHECK_NOTHROW(expect(true, "op", "unused"));

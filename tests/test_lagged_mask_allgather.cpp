@@ -113,7 +113,8 @@ TEST_CASE("one all-gather per mask, of the predicted bytes, waited for by none b
   for (auto const& l : some_layouts(3)) {
     run_threads(3, [&](thread_communicator& inner) {
       counting comm(inner);
-      std::vector<mask_word> storage(at(scape::lagged_mask_allgather<counting>::storage_words(l, 3)));
+      std::vector<mask_word> storage(
+          at(scape::lagged_mask_allgather<counting>::storage_words(l, 3)));
       scape::lagged_mask_allgather<counting> masks(l, comm.rank(), 3, storage);
       for (std::int64_t s = 0; s < 3; ++s) {
         if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -98,21 +98,49 @@ TEST_CASE("a wrong description says what is wrong") {
   CHECK(rejects([] { layout(8, 0); }, {"at least one shard"}));
   CHECK(rejects([] { layout(8, -3); }, {"at least one shard"}));
   CHECK(rejects([] { layout(8, 2, layout_options{.alignment = 0}); }, {"alignment"}));
-  CHECK(rejects([] { layout(8, 2, layout_options{.boundaries = {0, 8}}); }, {"boundaries", "2", "3"}));
-  CHECK(rejects([] { layout(8, 2, layout_options{.boundaries = {1, 4, 8}}); }, {"first boundary", "1", "0"}));
-  CHECK(rejects([] { layout(8, 2, layout_options{.boundaries = {0, 4, 7}}); }, {"last boundary", "7", "8"}));
-  CHECK(rejects([] { layout(8, 3, layout_options{.boundaries = {0, 5, 4, 8}}); }, {"not ascending"}));
-  CHECK(rejects([] { layout(8, 3, layout_options{.boundaries = {0, -1, 9, 8}}); }, {"not ascending"}));
+  CHECK(rejects(
+      [] {
+        layout(8, 2, layout_options{.boundaries = {0, 8}});
+      },
+      {"boundaries", "2", "3"}));
+  CHECK(rejects(
+      [] {
+        layout(8, 2, layout_options{.boundaries = {1, 4, 8}});
+      },
+      {"first boundary", "1", "0"}));
+  CHECK(rejects(
+      [] {
+        layout(8, 2, layout_options{.boundaries = {0, 4, 7}});
+      },
+      {"last boundary", "7", "8"}));
+  CHECK(rejects(
+      [] {
+        layout(8, 3, layout_options{.boundaries = {0, 5, 4, 8}});
+      },
+      {"not ascending"}));
+  CHECK(rejects(
+      [] {
+        layout(8, 3, layout_options{.boundaries = {0, -1, 9, 8}});
+      },
+      {"not ascending"}));
 
-  CHECK(rejects([] { layout(8, 1, spans{{.name = "a", .length = 3},
-                                        {.name = "b", .offset = 4, .length = 4}}); },
-                {"'b'", "4", "3"}));  // a gap
-  CHECK(rejects([] { layout(8, 1, spans{{.name = "a", .length = 5},
-                                        {.name = "b", .offset = 4, .length = 4}}); },
-                {"'b'", "4", "5"}));  // an overlap
-  CHECK(rejects([] { layout(8, 1, spans{{.name = "b", .offset = 4, .length = 4},
-                                        {.name = "a", .offset = 0, .length = 4}}); },
-                {"'b'", "4", "0", "ascending"}));
+  CHECK(rejects(
+      [] {
+        layout(8, 1, spans{{.name = "a", .length = 3}, {.name = "b", .offset = 4, .length = 4}});
+      },
+      {"'b'", "4", "3"}));  // a gap
+  CHECK(rejects(
+      [] {
+        layout(8, 1, spans{{.name = "a", .length = 5}, {.name = "b", .offset = 4, .length = 4}});
+      },
+      {"'b'", "4", "5"}));  // an overlap
+  CHECK(rejects(
+      [] {
+        layout(8, 1,
+               spans{{.name = "b", .offset = 4, .length = 4},
+                     {.name = "a", .offset = 0, .length = 4}});
+      },
+      {"'b'", "4", "0", "ascending"}));
   CHECK(rejects([] { layout(8, 1, spans{{.name = "a", .length = 9}}); }, {"'a'", "9", "8"}));
   CHECK(rejects([] { layout(8, 1, spans{{.name = "a", .length = 7}}); }, {"7", "8", "cover"}));
   CHECK(rejects([] { layout(8, 1, spans{{.name = "a", .length = -1}}); }, {"'a'", "-1"}));
@@ -126,9 +154,11 @@ TEST_CASE("a wrong description says what is wrong") {
   }
   auto const big = std::numeric_limits<std::int64_t>::max();
   CHECK(rejects([&] { layout(8, 1, spans{{.name = "a", .length = big}}); }, {"'a'", "8"}));
-  CHECK(rejects([&] { layout(8, 1, spans{{.name = "a", .length = 4},
-                                         {.name = "b", .offset = 4, .length = big}}); },
-                {"'b'", "4"}));
+  CHECK(rejects(
+      [&] {
+        layout(8, 1, spans{{.name = "a", .length = 4}, {.name = "b", .offset = 4, .length = big}});
+      },
+      {"'b'", "4"}));
 }
 
 TEST_CASE("k is the nearest integer, but 1 where density and length are positive") {
@@ -197,14 +227,13 @@ TEST_CASE("spans are cut at shard boundaries and join their group") {
 }
 
 TEST_CASE("spans without a density of their own share one group, across others between them") {
-  std::vector<parameter_span> const spans = {{.name = "a", .length = 10},
-                                             {.name = "b", .offset = 10, .length = 10},
-                                             {.name = "empty", .offset = 20, .length = 0},
-                                             {.name = "own", .offset = 20, .length = 4,
-                                              .density = 0.5},
-                                             {.name = "own2", .offset = 24, .length = 4,
-                                              .density = 0.5},
-                                             {.name = "c", .offset = 28, .length = 12}};
+  std::vector<parameter_span> const spans = {
+      {.name = "a", .length = 10},
+      {.name = "b", .offset = 10, .length = 10},
+      {.name = "empty", .offset = 20, .length = 0},
+      {.name = "own", .offset = 20, .length = 4, .density = 0.5},
+      {.name = "own2", .offset = 24, .length = 4, .density = 0.5},
+      {.name = "c", .offset = 28, .length = 12}};
   layout const shared(40, 1, spans);
   REQUIRE(shared.groups(0).size() == 3);
   CHECK(shared.groups(0)[0].ranges == std::vector<index_range>{{0, 20}, {28, 40}});

@@ -252,10 +252,10 @@ TEST_CASE("sizes that disagree are refused and nothing is changed") {
 }
 
 TEST_CASE("a mask with bits of no parameter or of frozen ones is refused") {
-  layout const l(100, 1, {{.name = "a", .offset = 0, .length = 70},
-                          {.name = "frozen", .offset = 70, .length = 10,
-                           .policy = span_policy::frozen},
-                          {.name = "b", .offset = 80, .length = 20}});
+  layout const l(100, 1,
+                 {{.name = "a", .offset = 0, .length = 70},
+                  {.name = "frozen", .offset = 70, .length = 10, .policy = span_policy::frozen},
+                  {.name = "b", .offset = 80, .length = 20}});
   shard<adams> state(100, 2);
   auto const before = state;
   std::vector<mask_word> const beyond = {1, mask_word{1} << 36};

@@ -55,8 +55,7 @@ void run(scape::host_context ctx, Comm& comm, masked_problem const& p, std::vect
 template <class T>
 void check_values(masked_problem const& p, scape::host_pool* pool = nullptr) {
   run_threads(p.l.shards(), [&](thread_communicator& comm) {
-    auto vector =
-        make_vector(p.l.size(), [&](auto j) { return value_of<T>(comm.rank(), j); });
+    auto vector = make_vector(p.l.size(), [&](auto j) { return value_of<T>(comm.rank(), j); });
     if (pool != nullptr && comm.rank() != 0) {
       run(scape::host_context{}, comm, p, vector);
     } else {
@@ -177,8 +176,11 @@ TEST_CASE("sizes that disagree are refused and nothing is changed") {
   auto short_vector = std::vector<float>(129);
   CHECK(rejects([&] { run(scape::host_context{}, self, p, short_vector); },
                 {"sparse_all_gather", "vector", "129", "130"}));
-  CHECK(rejects([&] { run(scape::host_context{}, self, {{130, 2}, 0.3}, vector); },
-                {"2 shards", "1"}));
+  CHECK(rejects(
+      [&] {
+        run(scape::host_context{}, self, {{130, 2}, 0.3}, vector);
+      },
+      {"2 shards", "1"}));
   scape::host_buffer const scratch(100);
   scape::host_context const ctx{scratch.bytes()};
   CHECK(rejects(

@@ -127,8 +127,8 @@ TEST_CASE("sizes that disagree are refused and nothing is changed") {
   masked_problem const p({130, 2}, 0.3);
   buffers<float> b(p, 0);
   auto const before = b.residual;
-  CHECK(rejects_mismatches(p, "sparse_all_reduce",
-                           [&](masked_problem const& q) { b.run(self, q); }));
+  CHECK(
+      rejects_mismatches(p, "sparse_all_reduce", [&](masked_problem const& q) { b.run(self, q); }));
   auto const with = [&](auto change) {
     return [&, change] {
       auto gradient = std::span<float const>(b.gradient);
@@ -145,7 +145,8 @@ TEST_CASE("sizes that disagree are refused and nothing is changed") {
                 {"sparse_all_reduce", "gradient", "129", "130"}));
   CHECK(rejects(with([](auto&, auto& e, auto&, auto&) { e = e.first(1); }),
                 {"residual", "1", "130"}));
-  CHECK(rejects(with([](auto&, auto&, auto& v, auto&) { v = v.first(2); }), {"values", "2", total}));
+  CHECK(
+      rejects(with([](auto&, auto&, auto& v, auto&) { v = v.first(2); }), {"values", "2", total}));
   CHECK(rejects(with([](auto&, auto&, auto&, auto& ctx) { ctx.scratch = ctx.scratch.first(100); }),
                 {"100 bytes", std::to_string(4 * p.plan.total())}));
   CHECK(same_bits(b.residual, before));

@@ -44,8 +44,8 @@ using scape::layout_options;
 using scape::mask_word;
 using scape::parameter_span;
 using scape::run_threads;
-using scape::sparse_optimizer_options;
 using scape::span_policy;
+using scape::sparse_optimizer_options;
 using scape::statistic_kind;
 using scape::step_arguments;
 using scape::thread_communicator;
@@ -163,15 +163,18 @@ std::string label(std::initializer_list<std::int64_t> numbers) {
 
 //! Weights with matrices, always-sent vectors, a frozen table and densities of their own; 300.
 std::vector<parameter_span> model() {
-  return {{.name = "wte", .offset = 0, .length = 100, .decay_scale = 0.5F},
-          {.name = "ln.g", .offset = 100, .length = 10, .policy = span_policy::always,
-           .decay_scale = 0},
-          {.name = "pos", .offset = 110, .length = 37, .policy = span_policy::frozen},
-          {.name = "ln.b", .offset = 147, .length = 3, .policy = span_policy::always,
-           .decay_scale = 0},
-          {.name = "head", .offset = 150, .length = 50, .density = 0.25, .lr_scale = 2},
-          {.name = "never", .offset = 200, .length = 20, .density = 0},
-          {.name = "proj", .offset = 220, .length = 80}};
+  return {
+      {.name = "wte", .offset = 0, .length = 100, .decay_scale = 0.5F},
+      {.name = "ln.g",
+       .offset = 100,
+       .length = 10,
+       .policy = span_policy::always,
+       .decay_scale = 0},
+      {.name = "pos", .offset = 110, .length = 37, .policy = span_policy::frozen},
+      {.name = "ln.b", .offset = 147, .length = 3, .policy = span_policy::always, .decay_scale = 0},
+      {.name = "head", .offset = 150, .length = 50, .density = 0.25, .lr_scale = 2},
+      {.name = "never", .offset = 200, .length = 20, .density = 0},
+      {.name = "proj", .offset = 220, .length = 80}};
 }
 
 }  // namespace
@@ -261,11 +264,11 @@ TEST_CASE("span policies, own densities, scales and scopes equal the reference")
           o.lag = lag;
           o.density_ramp_steps = ramp;
           o.unmasked = lag == 1 ? unmasked_moment::decay : unmasked_moment::hold;
-          scenario const s{.name = label({ranks, static_cast<int>(scope), lag, ramp}),
-                           .parameters = {300, ranks, model(),
-                                          layout_options{.alignment = 1, .scope = scope}},
-                           .options = o,
-                           .scope = scope};
+          scenario const s{
+              .name = label({ranks, static_cast<int>(scope), lag, ramp}),
+              .parameters = {300, ranks, model(), layout_options{.alignment = 1, .scope = scope}},
+              .options = o,
+              .scope = scope};
           compare<adams>(s);
         }
       }
@@ -467,7 +470,8 @@ TEST_CASE("an Inf or NaN on one rank is skipped by all and leaves no trace") {
       auto o = sparse_optimizer_options::staleness_aware(0.1);
       o.lag = lag;
       o.clip_norm = 1;
-      o.clip = variant++ % 2 == 0 ? scape::clip_scope::own_gradient : scape::clip_scope::mean_square;
+      o.clip =
+          variant++ % 2 == 0 ? scape::clip_scope::own_gradient : scape::clip_scope::mean_square;
       run_threads(3, [&](thread_communicator& comm) {
         sparse_rig<adamw> with(comm, l, o), without(comm, l, o);
         for (int t = 0; t < 9; ++t) {
@@ -532,10 +536,11 @@ TEST_CASE("the statistics of the report cost nothing when off and change nothing
 }
 
 TEST_CASE("pools of any size give the same bits") {
-  layout const l(5000, 2, {{.name = "a", .offset = 0, .length = 3000},
-                           {.name = "b", .offset = 3000, .length = 77,
-                            .policy = span_policy::always, .lr_scale = 3},
-                           {.name = "c", .offset = 3077, .length = 1923, .decay_scale = 0}});
+  layout const l(
+      5000, 2,
+      {{.name = "a", .offset = 0, .length = 3000},
+       {.name = "b", .offset = 3000, .length = 77, .policy = span_policy::always, .lr_scale = 3},
+       {.name = "c", .offset = 3077, .length = 1923, .decay_scale = 0}});
   for (int const lag : {0, 1, 2}) {
     auto o = sparse_optimizer_options::staleness_aware(0.1);
     o.lag = lag;
@@ -544,7 +549,8 @@ TEST_CASE("pools of any size give the same bits") {
     o.unmasked = lag == 2 ? unmasked_moment::decay : unmasked_moment::hold;
     run_threads(2, [&](thread_communicator& comm) {
       scape::host_pool two(2), three(3);
-      sparse_rig<adamw, scape::bfloat16> one(comm, l, o), a(comm, l, o, &two), b(comm, l, o, &three);
+      sparse_rig<adamw, scape::bfloat16> one(comm, l, o), a(comm, l, o, &two),
+          b(comm, l, o, &three);
       for (int t = 0; t < 8; ++t) {
         auto const gradient = normal_gradient(1, comm.rank(), t, 5000);
         one.step(gradient);
@@ -559,10 +565,14 @@ TEST_CASE("pools of any size give the same bits") {
 
 TEST_CASE("a long vector is cut among the threads of a pool without a trace") {
   constexpr std::int64_t n = 150000;
-  layout const l(n, 1, {{.name = "a", .offset = 0, .length = 100001},
-                        {.name = "b", .offset = 100001, .length = 1000,
-                         .policy = span_policy::always, .lr_scale = 3},
-                        {.name = "c", .offset = 101001, .length = n - 101001, .decay_scale = 0}});
+  layout const l(n, 1,
+                 {{.name = "a", .offset = 0, .length = 100001},
+                  {.name = "b",
+                   .offset = 100001,
+                   .length = 1000,
+                   .policy = span_policy::always,
+                   .lr_scale = 3},
+                  {.name = "c", .offset = 101001, .length = n - 101001, .decay_scale = 0}});
   auto o = sparse_optimizer_options::staleness_aware(0.1);
   o.lag = 2;
   o.clip_norm = 1;
@@ -673,7 +683,8 @@ void check_traffic(layout const& l, sparse_optimizer_options const& o) {
 
 }  // namespace
 
-TEST_CASE("a step is three collectives and an agreement, of the predicted bytes, and no allocation") {
+TEST_CASE(
+    "a step is three collectives and an agreement, of the predicted bytes, and no allocation") {
   for (int const lag : {0, 1, 2}) {
     for (auto const first : {first_mask::dense, first_mask::statistic}) {
       auto o = sparse_optimizer_options::staleness_aware(0.1);
@@ -682,8 +693,8 @@ TEST_CASE("a step is three collectives and an agreement, of the predicted bytes,
       o.statistics = true;
       o.density_ramp_steps = lag == 1 ? 5 : 0;
       check_traffic<float>({1000, 4}, o);
-      check_traffic<scape::bfloat16>(
-          {1000, 3, layout_options{.boundaries = {0, 100, 100, 1000}}}, o);
+      check_traffic<scape::bfloat16>({1000, 3, layout_options{.boundaries = {0, 100, 100, 1000}}},
+                                     o);
       check_traffic<scape::float16>({300, 2, model(), layout_options{.alignment = 1}}, o);
     }
   }
@@ -750,11 +761,9 @@ TEST_CASE("wrong options and arguments are refused and change nothing") {
     auto const scratch = r.scratch.bytes().size();
     auto const short_text = std::to_string(scratch - 1) + " bytes";
     auto const need_text = std::to_string(scratch) + " are needed";
-    CHECK(step_refuses(
-        [](context& ctx, out&, in&, auto&) {
-          ctx.scratch = ctx.scratch.first(ctx.scratch.size() - 1);
-        },
-        {"sparse_optimizer::step", short_text, need_text}));
+    CHECK(step_refuses([](context& ctx, out&, in&,
+                          auto&) { ctx.scratch = ctx.scratch.first(ctx.scratch.size() - 1); },
+                       {"sparse_optimizer::step", short_text, need_text}));
     CHECK(step_refuses([](context&, out& w, in&, auto&) { w = w.first(99); },
                        {"weights", "99", "100"}));
     CHECK(step_refuses([](context&, out&, in& g, auto&) { g = g.first(99); },

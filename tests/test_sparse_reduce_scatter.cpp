@@ -235,7 +235,8 @@ TEST_CASE("one reduce-scatter of the predicted bytes") {
     run_threads(3, [&](thread_communicator& inner) {
       counting_communicator<thread_communicator> comm(inner);
       buffers<bfloat16> b(p, comm.rank());
-      b.fill(l.size(), [](auto) { return 1; }, [](auto) { return 1; });
+      b.fill(
+          l.size(), [](auto) { return 1; }, [](auto) { return 1; });
       b.run(comm, p, 1);
       CHECK(comm.reduce_scatters == traffic{1, l.value_wire_bytes(p.plan, comm.rank(), 2)});
       CHECK(comm.gathers.calls + comm.all_reduces.calls + comm.broadcasts.calls == 0);
@@ -299,9 +300,11 @@ TEST_CASE("sizes that disagree are refused and nothing is changed") {
   self_communicator self;
   masked_problem const p({130, 1}, 0.3);
   buffers<float> b(p, 0);
-  b.fill(130, [](auto) { return 1; }, [](auto) { return 2; });
+  b.fill(
+      130, [](auto) { return 1; }, [](auto) { return 2; });
   auto const unchanged = [&] {
-    return b.residual == std::vector<float>(130, 2) && b.values == std::vector<float>(b.values.size());
+    return b.residual == std::vector<float>(130, 2) &&
+           b.values == std::vector<float>(b.values.size());
   };
   CHECK(rejects_mismatches(p, "sparse_reduce_scatter",
                            [&](masked_problem const& q) { b.run(self, q, 1); }));
@@ -321,8 +324,8 @@ TEST_CASE("sizes that disagree are refused and nothing is changed") {
                 {"gradient", "129", "130"}));
   CHECK(rejects(with([](auto&, auto& e, auto&, auto&) { e = e.first(0); }),
                 {"residual", "0", "130"}));
-  CHECK(rejects(with([](auto&, auto&, auto& v, auto&) { v = v.first(38); }),
-                {"values", "38", "39"}));
+  CHECK(
+      rejects(with([](auto&, auto&, auto& v, auto&) { v = v.first(38); }), {"values", "38", "39"}));
   CHECK(rejects(with([](auto&, auto&, auto&, auto& ctx) { ctx.scratch = ctx.scratch.first(100); }),
                 {"sparse_reduce_scatter", "100 bytes", "156"}));
   CHECK(unchanged());

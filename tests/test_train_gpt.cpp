@@ -259,6 +259,11 @@ TEST_CASE("the command line spells out the runs") {
   CHECK(single.runs[0].label == "SCAPE-AdamW 95 %");
   CHECK(single.runs[0].lr == 1e-3);
 
+  auto const literal =
+      parse({"--optimizer", "scape-adams", "--preset", "literal", "--wire", "bf16"});
+  CHECK(literal.runs[0].preset == sparse_preset::literal);
+  CHECK(literal.wire == wire_type::bf16);
+
   CHECK(message_of({"--heads", "5"}) == "--heads 5 does not divide --width 64");
   CHECK(message_of({"--optimizer", "scape-adams", "--density", "1.5"}) ==
         "--density is 1.5, expected a value in [0, 1]");

@@ -63,7 +63,8 @@ TEST_CASE("a short block is an error with both numbers") {
   host_buffer const memory(1024);
   carver scratch(memory.bytes().first(300), "some_primitive");
   CHECK(scratch.take<std::byte>(300).size() == 300);
-  CHECK(rejects([&] { (void)scratch.take<float>(1); }, {"scape::some_primitive", "300 bytes", "516"}));
+  CHECK(rejects([&] { (void)scratch.take<float>(1); },
+                {"scape::some_primitive", "300 bytes", "516"}));
 
   carver exact(memory.bytes().first(8), "op");
   CHECK_NOTHROW((void)exact.take<double>(1));

@@ -165,8 +165,10 @@ std::optional<options> parse_options(int argc, char const* const* argv) {
           ->check(CLI::IsMember({"dense-adams", "dense-adamw", "scape-adams", "scape-adamw"}))
           ->excludes(suite)
           ->group("Runs");
-  app.add_option("--preset", r.preset, "of the scape optimizers")
-      ->transform(CLI::CheckedTransformer(presets).description("{staleness_aware,literal}"))
+  app.add_option_function<std::string>(
+         "--preset", [&](std::string const& name) { r.preset = presets.at(name); },
+         "of the scape optimizers")
+      ->check(CLI::IsMember(presets))
       ->needs(optimizer)
       ->default_str("staleness_aware")
       ->group("Runs");
@@ -194,8 +196,10 @@ std::optional<options> parse_options(int argc, char const* const* argv) {
   app.add_option("--clip", o.clip, "limit of each rank's own gradient norm, 0 for none")
       ->group("Training");
   app.add_option("--lag", o.lag, "steps between choosing a mask and using it")->group("Training");
-  app.add_option("--wire", o.wire, "type of the values sent by scape")
-      ->transform(CLI::CheckedTransformer(wires).description("{fp32,bf16,fp16}"))
+  app.add_option_function<std::string>(
+         "--wire", [&](std::string const& name) { o.wire = wires.at(name); },
+         "type of the values sent by scape")
+      ->check(CLI::IsMember(wires))
       ->default_str("fp32")
       ->group("Training");
 

@@ -2,7 +2,8 @@
 #pragma once
 
 //! @file
-//! A layout with a random mask of unfrozen elements that matches its plan, for the masked collectives.
+//! A layout with a random mask of unfrozen elements that matches its plan, for the masked
+//! collectives.
 
 #include <algorithm>
 #include <bit>
@@ -71,8 +72,8 @@ inline std::vector<layout> some_layouts(int ranks) {
 //! Any bit pattern: infinities, NaN, denormals and zeros included.
 inline float any_float(std::uint64_t seed, int rank, std::int64_t j) {
   auto bits = static_cast<std::uint32_t>(scramble(seed, at(rank), at(j)));
-  constexpr std::uint32_t special[] = {0, 0x80000000U, 0x7f800000U, 0xff800000U, 0x7fc00000U, 1,
-                                       0x807fffffU, 0x7f7fffffU, 0x33800000U, 0x477ff000U};
+  constexpr std::uint32_t special[] = {0, 0x80000000U, 0x7f800000U, 0xff800000U, 0x7fc00000U,
+                                       1, 0x807fffffU, 0x7f7fffffU, 0x33800000U, 0x477ff000U};
   if (j % 16 == 0) bits = special[at(j / 16) % std::size(special)];
   return std::bit_cast<float>(bits);
 }

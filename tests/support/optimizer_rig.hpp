@@ -82,7 +82,7 @@ struct rig {
           s.begin(), s.end());
     };
     auto const& moments = optimizer.moments();
-    return {weights,         copy(optimizer.residual()),  copy(moments.m),   copy(moments.v),
+    return {weights,           copy(optimizer.residual()),  copy(moments.m),  copy(moments.v),
             copy(moments.age), copy(optimizer.last_mask()), optimizer.steps()};
   }
 };

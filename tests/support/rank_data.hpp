@@ -48,8 +48,8 @@ inline float small_integer(std::uint64_t seed, int rank, std::int64_t step, std:
 //! Standard normal.
 inline float normal(std::uint64_t seed, int rank, std::int64_t step, std::int64_t j) noexcept {
   auto const radius = std::sqrt(-2 * std::log(uniform(seed, rank, step, 2 * j)));
-  return static_cast<float>(radius * std::cos(6.283185307179586 *
-                                              uniform(seed, rank, step, 2 * j + 1)));
+  return static_cast<float>(radius *
+                            std::cos(6.283185307179586 * uniform(seed, rank, step, 2 * j + 1)));
 }
 
 //! n values f(0), f(1), ...

@@ -79,16 +79,17 @@ struct reference_update {
     auto const g = u / (1 - b1) / scale(moment_scaling, tau);
     v = second_moment ? b2 * v + (1 - b2) * g * g : b2 * m * m + (1 - b2) * g * g;
     m = to_float(b1 * m + u);
-    auto const normalised = scale(step_scaling, tau) * m * c1 /
-                            (std::sqrt(v * c2) + double{options.epsilon});
+    auto const normalised =
+        scale(step_scaling, tau) * m * c1 / (std::sqrt(v * c2) + double{options.epsilon});
     auto const before = w;
     w -= lr * (normalised + decay * w);
 
     constexpr double d = 0x1p-24;
     auto const error_of_v = second_moment ? 13 + 2 * t : 13;
     bound = bound * (1 + std::abs(lr * decay)) +
-            1.01 * d * (std::abs(lr * normalised) * (error_of_v / 2 + 11) +
-                        6 * std::abs(lr * decay * before) + std::abs(w));
+            1.01 * d *
+                (std::abs(lr * normalised) * (error_of_v / 2 + 11) +
+                 6 * std::abs(lr * decay * before) + std::abs(w));
   }
 };
 
@@ -231,16 +232,6 @@ class reference_sparse_optimizer {
     ++step_count;
   }
 
-  //! k of shard p at `step`, by the rule of the documentation.
-  [[nodiscard]] std::int64_t values_of_shard(int p, std::int64_t step) const {
-    std::int64_t count = 0;
-    auto const& mask = masks.at(step);
-    for (auto j = layout.boundaries[at(p)]; j < layout.boundaries[at(p) + 1]; ++j) {
-      count += mask[at(j)];
-    }
-    return count;
-  }
-
   [[nodiscard]] std::int64_t values_of(std::int64_t step) const {
     std::int64_t count = 0;
     for (auto const bit : masks.at(step)) count += bit;
@@ -292,7 +283,8 @@ class reference_sparse_optimizer {
 
   [[nodiscard]] static std::int64_t k_of(double density, std::int64_t length) {
     if (density == 0 || length == 0) return 0;
-    auto const k = static_cast<std::int64_t>(std::floor(density * static_cast<double>(length) + .5));
+    auto const k =
+        static_cast<std::int64_t>(std::floor(density * static_cast<double>(length) + .5));
     return std::min(std::max<std::int64_t>(k, 1), length);
   }
 
@@ -338,10 +330,10 @@ class reference_sparse_optimizer {
         auto const found = masks.find(s);
         pending = pending || (found != masks.end() && found->second[at(j)] != 0);
       }
-      auto const q = score({m[at(j)], residual[at(p)][at(j)], static_cast<double>(age[at(j)]), j,
-                            step});
-      candidates.push_back({pending, std::isnan(q) ? std::numeric_limits<double>::infinity()
-                                                   : std::abs(q), j});
+      auto const q =
+          score({m[at(j)], residual[at(p)][at(j)], static_cast<double>(age[at(j)]), j, step});
+      candidates.push_back(
+          {pending, std::isnan(q) ? std::numeric_limits<double>::infinity() : std::abs(q), j});
     }
     std::ranges::sort(candidates, [](candidate const& a, candidate const& b) {
       if (a.pending != b.pending) return b.pending;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <istream>
@@ -36,6 +37,9 @@ namespace scape {
 //! Stands for the statistic named in the options.
 struct statistic_of_options {};
 
+template <class S>
+concept statistic_choice = coordinate_statistic<S> || std::same_as<S, statistic_of_options>;
+
 //! Each step is one reduce-scatter of k values per shard, the update of the owned ones, one
 //! all-gather of the changed parameters, and one all-gather of the mask bits of a later step, which
 //! nobody waits for until then. What is not sent stays in this rank's residual.
@@ -48,7 +52,7 @@ struct statistic_of_options {};
 //! are collective, except save() and load() and the observers.
 template <class Rule, communicator C, class Wire = float, class Statistic = statistic_of_options>
 requires has_reduce_scatter<C, Wire> && has_all_gather<C, float> && has_all_gather<C, mask_word> &&
-    has_all_reduce<C, double>
+    has_all_reduce<C, double> && statistic_choice<Statistic>
 class sparse_optimizer {
  public:
   using context_type = typename C::context_type;

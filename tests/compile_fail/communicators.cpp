@@ -59,13 +59,13 @@ int main() {
   scape::self_communicator const comm;
 #if defined(CASE_no_reduce_scatter)  // expect: has_reduce_scatter
   reduce_scatter(gathers_only(), ctx);
-#elif defined(CASE_gather_returns_int)  // expect: has_all_gather
+#elif defined(CASE_gather_returns_int)          // expect: has_all_gather
   all_gather(gather_returns_int(), ctx, dense);
-#elif defined(CASE_lagged_without_gather)  // expect: has_all_gather
+#elif defined(CASE_lagged_without_gather)       // expect: has_all_gather
   scape::lagged_mask_allgather<core> const lagged(layout, 0, 1, mask);
-#elif defined(CASE_rank_may_throw)  // expect: noexcept
+#elif defined(CASE_rank_may_throw)              // expect: noexcept
   all_gather(rank_may_throw(), ctx, dense);
-#elif defined(CASE_not_transportable)  // expect: transportable
+#elif defined(CASE_not_transportable)           // expect: transportable
   all_gather(comm, ctx, strings);
 #elif defined(CASE_context_of_another_backend)  // expect: stream_context
   reduce_scatter(comm, stream_context());

@@ -38,13 +38,13 @@ std::size_t bytes() {
 int main() {
 #if defined(CASE_statistic_in_double)  // expect: coordinate_statistic
   bytes<sparse<in_double>>();
-#elif defined(CASE_statistic_without_timing)  // expect: before_send
+#elif defined(CASE_statistic_without_timing)    // expect: coordinate_statistic
   bytes<sparse<no_timing>>();
-#elif defined(CASE_dense_without_collectives)  // expect: has_reduce_scatter
+#elif defined(CASE_dense_without_collectives)   // expect: has_reduce_scatter
   bytes<scape::dense_optimizer<scape::adams, no_collectives>>();
 #elif defined(CASE_sparse_without_collectives)  // expect: has_reduce_scatter
   bytes<scape::sparse_optimizer<scape::adams, no_collectives>>();
-#elif defined(CASE_copied)  // expect: deleted
+#elif defined(CASE_copied)                      // expect: deleted
   sparse<by_moment> copy(std::declval<sparse<by_moment> const&>());
 #else
   bytes<sparse<by_moment>>();

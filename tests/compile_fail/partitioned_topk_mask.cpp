@@ -11,7 +11,7 @@ int main() {
   };
 #if defined(CASE_statistic_in_double)  // expect: constraints not satisfied
   select([](std::int64_t) { return 1.0; });
-#elif defined(CASE_statistic_of_nothing)  // expect: constraints not satisfied
+#elif defined(CASE_statistic_of_nothing)    // expect: constraints not satisfied
   select([] { return 1.0F; });
 #elif defined(CASE_statistic_that_changes)  // expect: constraints not satisfied
   select([calls = 0.0F](std::int64_t) mutable { return ++calls; });

@@ -45,8 +45,9 @@ void accumulate_and_compact(benchmark::State& state) {
   stream_buffer<Wire> packed(mask.count);
   compare(state, static_cast<int>(state.range(1)), bytes_of<Wire, Grad>(density_of(state)),
           roof::copy, [&](host_context const& ctx) {
-            scape::detail::accumulate_and_compact(ctx, gradient, residual.data(), n,
-                                                  mask.words.data(), coefficient, packed.data());
+            scape::detail::accumulate_and_compact(
+                ctx, gradient, residual.data(), n, mask.words.data(), coefficient,
+                scape::detail::wire_limit<Wire>(1), packed.data());
           });
 }
 
@@ -63,9 +64,10 @@ void two_plain_passes(benchmark::State& state) {
     for (std::int64_t j = 0; j < n; ++j) {
       e[j] = scape::detail::accumulate(coefficient, gradient[j], e[j]);
     }
+    auto const limit = scape::detail::wire_limit<Wire>(1);
     auto* out = packed.data();
     for (std::int64_t j = 0; j < n; ++j) {
-      if ((words[j / 64] >> (j % 64) & 1) != 0) scape::detail::split(e[j], *out++, e[j]);
+      if ((words[j / 64] >> (j % 64) & 1) != 0) scape::detail::split(e[j], limit, *out++, e[j]);
     }
   });
 }

@@ -79,7 +79,7 @@ outcome<Wire> reference(std::vector<Grad> const& grad, std::vector<float> const&
     o.sums.push_back(u);
     o.residual.push_back(u);
     if (!mask[j]) continue;
-    o.sent.push_back(scape::detail::to_wire<Wire>(u));
+    o.sent.push_back(scape::detail::to_wire<Wire>(u, scape::detail::wire_limit<Wire>(2)));
     o.residual.back() = scape::detail::residual_of(u, o.sent.back());
   }
   return o;
@@ -104,7 +104,8 @@ void check(scape::host_context const& ctx, std::int64_t n, std::string_view patt
   if (n % 64 != 0) words.span().back() |= ~mask_word{0} << (n % 64);  // must be ignored
   guarded<Wire> sent(std::ssize(expected.sent), offset);
   scape::detail::accumulate_and_compact(ctx, g.data(), residual.data(), n, words.data(),
-                                        coefficient, sent.data());
+                                        coefficient, scape::detail::wire_limit<Wire>(2),
+                                        sent.data());
   CHECK(same_values(sent.span(), expected.sent));
   CHECK(same_values(residual.span(), expected.residual));
   CHECK((g.intact() && residual.intact() && words.intact() && sent.intact()));
@@ -166,8 +167,9 @@ TEST_CASE("neighbouring blocks do not touch each other") {
     auto after = residual;
     auto const run = [&](std::int64_t begin, std::int64_t size, auto const& words,
                          std::int64_t first) {
-      scape::detail::accumulate_and_compact(ctx, grad.data() + begin, after.data() + begin, size,
-                                            words.data(), 0.5F, sent.data() + first);
+      scape::detail::accumulate_and_compact(
+          ctx, grad.data() + begin, after.data() + begin, size, words.data(), 0.5F,
+          scape::detail::wire_limit<bfloat16>(2), sent.data() + first);
     };
     run(cut, n - cut, packed(right), count);  // the later block first
     run(0, cut, packed(left), 0);

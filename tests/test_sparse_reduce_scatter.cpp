@@ -350,3 +350,22 @@ TEST_CASE("sizes that disagree are refused and nothing is changed") {
       {"values", "1", "39"}));
   CHECK(unchanged());
 }
+
+TEST_CASE("finite values have a finite sum on a float16 wire, and the rest waits") {
+  constexpr int ranks = 4;
+  scape::layout const l(64, ranks, scape::layout_options{.alignment = 16});
+  auto const plan = l.plan(1);
+  scape::run_threads(ranks, [&](scape::thread_communicator& comm) {
+    std::vector<scape::mask_word> mask(static_cast<std::size_t>(l.mask_words()), 0xffff);
+    std::vector<float> const gradient(64, 3e5F);
+    std::vector<float> residual(64);
+    std::vector<float16> values(16);
+    scape::host_buffer const scratch(scape::sparse_collective_bytes<float16>(plan.total()));
+    scape::host_context const ctx{scratch.bytes()};
+    scape::sparse_reduce_scatter(ctx, comm, l, plan, std::span<scape::mask_word const>(mask),
+                                 std::span<float const>(gradient), std::span<float>(residual), 1.0F,
+                                 std::span<float16>(values));
+    for (auto const sum : values) CHECK(static_cast<float>(sum) == 4 * 8192);
+    for (auto const rest : residual) CHECK(rest == 3e5F - 8192);
+  });
+}

@@ -64,27 +64,32 @@ struct float16 {
 
 namespace detail {
 
-//! u rounded to the wire type, such that u - sent is exact in float for every finite u: a finite
-//! value never becomes infinite, and where float's spacing at u is wider than the wire's largest
-//! value can follow, a power of two (or nothing) is sent and the rest waits in the residual.
+//! The largest magnitude one of `ranks` ranks may send so that their sum stays finite: for float16
+//! the largest power of two up to 65504 / ranks, for bfloat16 its largest value, as its range is
+//! that of float.
 template <class Wire>
-SCAPE_HOST_DEVICE SCAPE_ALWAYS_INLINE Wire to_wire(float u) noexcept {
+[[nodiscard]] inline float wire_limit(int ranks) noexcept {
+  if constexpr (std::is_same_v<Wire, float16>) {
+    return std::exp2(std::floor(std::log2(65504.0F / static_cast<float>(ranks))));
+  } else if constexpr (std::is_same_v<Wire, bfloat16>) {
+    return 0x1.fep127F;
+  } else {
+    return std::numeric_limits<float>::infinity();
+  }
+}
+
+//! u rounded to the wire type, such that u - sent is exact in float for every finite u. A finite
+//! value beyond the limit sends as much as the limit and the rest waits in the residual; one so
+//! large that float's spacing there exceeds the limit waits whole.
+template <class Wire>
+SCAPE_HOST_DEVICE SCAPE_ALWAYS_INLINE Wire to_wire(float u, float limit) noexcept {
   if constexpr (std::is_same_v<Wire, float>) {
     return u;
   } else {
-    auto wire = Wire(u);
-    auto const magnitude = std::bit_cast<std::uint32_t>(u) & 0x7fffffffU;
-    std::uint32_t infinity = 0x7f80U;
-    std::uint32_t largest = 0x7f7fU;
-    if constexpr (std::is_same_v<Wire, float16>) {
-      infinity = 0x7c00U;
-      largest =
-          magnitude >= 0x4e000000U ? 0x7800U : 0x7bffU;   // 65504 = 2047 * 2^5; from 2^29: 2^15
-      largest = magnitude >= 0x53000000U ? 0U : largest;  // from 2^39 on: nothing
-    }
-    bool const overflow = (wire.bits & 0x7fffU) == infinity && magnitude < 0x7f800000U;
-    wire.bits = static_cast<std::uint16_t>(overflow ? (wire.bits & 0x8000U) | largest : wire.bits);
-    return wire;
+    auto const magnitude = std::fabs(u);
+    auto const most = magnitude < limit * 0x1p24F ? limit : 0.0F;
+    bool const beyond = magnitude > limit && magnitude <= std::numeric_limits<float>::max();
+    return Wire(beyond ? std::copysign(most, u) : u);
   }
 }
 

@@ -25,7 +25,7 @@ namespace scape {
 enum class span_policy : std::uint8_t {
   sparse,  //!< compete for a place in the mask
   always,  //!< in every mask (the usual choice for 1-D tensors)
-  frozen   //!< in no mask: never sent, never changed
+  frozen   //!< in no mask: never sent, never changed; give zeros as its gradient
 };
 
 //! A tensor, or any other contiguous part of the flat vector, in elements.

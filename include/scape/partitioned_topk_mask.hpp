@@ -33,7 +33,8 @@ struct topk_hint {
 };
 
 struct topk_options {
-  //! Words of the shard; these elements are taken only if a group has fewer than k others.
+  //! Words of the shard; these elements are taken only if a group has fewer than k others, and
+  //! then in index order.
   std::span<mask_word const> exclude = {};
   std::span<topk_hint> hints = {};  //!< one per selection group of the shard, or none
   nan_policy nan = nan_policy::first;

@@ -40,8 +40,8 @@ void sparse_all_reduce(typename C::context_type const& ctx, C& comm, layout cons
                        "as the plan says");
   carver scratch(ctx.scratch, op);
   auto const packed = scratch.take<Wire>(plan.total());
-  detail::accumulate_and_compact_blocks(ctx, layout, plan, mask, gradient.data(), residual.data(),
-                                        coefficient, packed.data());
+  detail::accumulate_and_compact_blocks(ctx, comm.size(), layout, plan, mask, gradient.data(),
+                                        residual.data(), coefficient, packed.data());
   try {
     comm.all_reduce(ctx, std::span<Wire const>(packed), values, std::plus<>()).wait(ctx);
   } catch (...) {

@@ -30,7 +30,9 @@ template <class T>
 //!     not in the mask:  residual = u
 //!
 //! then one reduce-scatter: `values` receives the sums of `sent` over all ranks for this rank's
-//! shard, in index order. sent + residual = u exactly, on every wire.
+//! shard, in index order. sent + residual = u exactly, on every wire; the sum of 16-bit values is
+//! rounded once to Wire. On a float16 wire a rank sends at most about 65504 / P of a coordinate in
+//! one step, so that finite values have a finite sum, and keeps the rest.
 //!
 //! @param mask      the global mask, layout.mask_words() words, the same on every rank
 //! @param plan      its counts: plan.counts[p] bits in shard p's block
@@ -54,8 +56,8 @@ void sparse_reduce_scatter(typename C::context_type const& ctx, C& comm, layout 
                        plan.counts[static_cast<std::size_t>(comm.rank())], "as the plan says");
   carver scratch(ctx.scratch, op);
   auto const packed = scratch.take<Wire>(plan.total());
-  detail::accumulate_and_compact_blocks(ctx, layout, plan, mask, gradient.data(), residual.data(),
-                                        coefficient, packed.data());
+  detail::accumulate_and_compact_blocks(ctx, comm.size(), layout, plan, mask, gradient.data(),
+                                        residual.data(), coefficient, packed.data());
   try {
     comm.reduce_scatter(ctx, std::span<Wire const>(packed), values, plan.counts, std::plus<>())
         .wait(ctx);

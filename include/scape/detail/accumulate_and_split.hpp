@@ -19,17 +19,10 @@ SCAPE_HOST_DEVICE SCAPE_ALWAYS_INLINE float accumulate(float coefficient, Grad g
 
 //! sent + residual = u exactly, for every finite u.
 template <class Wire>
-SCAPE_HOST_DEVICE SCAPE_ALWAYS_INLINE void split(float u, Wire& sent, float& residual) noexcept {
-  sent = to_wire<Wire>(u);
+SCAPE_HOST_DEVICE SCAPE_ALWAYS_INLINE void split(float u, float limit, Wire& sent,
+                                                 float& residual) noexcept {
+  sent = to_wire<Wire>(u, limit);
   residual = residual_of(u, sent);
-}
-
-//! Both, for a coordinate under the mask.
-template <class Wire, class Grad>
-SCAPE_HOST_DEVICE SCAPE_ALWAYS_INLINE void accumulate_and_split(float coefficient, Grad gradient,
-                                                                Wire& sent,
-                                                                float& residual) noexcept {
-  split(accumulate(coefficient, gradient, residual), sent, residual);
 }
 
 }  // namespace scape::detail

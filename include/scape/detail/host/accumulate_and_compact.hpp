@@ -19,7 +19,8 @@ namespace scape::detail {
 template <class Wire, class Grad>
 void accumulate_and_compact_part(Grad const* SCAPE_RESTRICT grad, float* SCAPE_RESTRICT residual,
                                  std::int64_t n, mask_word const* SCAPE_RESTRICT mask,
-                                 float coefficient, Wire* SCAPE_RESTRICT packed) noexcept {
+                                 float coefficient, float limit,
+                                 Wire* SCAPE_RESTRICT packed) noexcept {
   constexpr std::int64_t block = 8 * mask_word_bits;
   alignas(64) float taken[block];
   for (std::int64_t begin = 0; begin < n; begin += block) {
@@ -42,7 +43,7 @@ void accumulate_and_compact_part(Grad const* SCAPE_RESTRICT grad, float* SCAPE_R
     });
     auto const count = end - taken;
     for (std::int64_t r = 0; r < count; ++r) {
-      split(taken[r], packed[r], taken[r]);
+      split(taken[r], limit, packed[r], taken[r]);
     }
     packed += count;
     float const* next = taken;
@@ -53,18 +54,18 @@ void accumulate_and_compact_part(Grad const* SCAPE_RESTRICT grad, float* SCAPE_R
 }
 
 //! u = coefficient * grad[j] + residual[j] for j < n. Where bit j is set, u rounded to Wire is
-//! appended to `packed`, in index order, and residual[j] becomes what that left out; elsewhere
-//! residual[j] becomes u. No pointer needs alignment beyond its type's; nothing past the last
-//! packed value is written. Blocks.
+//! (at most `limit` of it, see to_wire) appended to `packed`, in index order, and residual[j]
+//! becomes what that left out; elsewhere residual[j] becomes u. No pointer needs alignment beyond
+//! its type's; nothing past the last packed value is written. Blocks.
 template <class Wire, class Grad>
 void accumulate_and_compact(host_context const& ctx, Grad const* grad, float* residual,
-                            std::int64_t n, mask_word const* mask, float coefficient,
+                            std::int64_t n, mask_word const* mask, float coefficient, float limit,
                             Wire* packed) {
   ranked_parts const parts(ctx, mask, n);
   parts.for_each(
       [=](std::int64_t begin, mask_word const* words, std::int64_t length, std::int64_t rank) {
         accumulate_and_compact_part(grad + begin, residual + begin, length, words, coefficient,
-                                    packed + rank);
+                                    limit, packed + rank);
       });
 }
 

@@ -14,6 +14,7 @@
 #include <scape/detail/host/packed_bitmask.hpp>
 #include <scape/detail/mask_ranges.hpp>
 #include <scape/error.hpp>
+#include <scape/float16.hpp>
 #include <scape/layout.hpp>
 
 namespace scape::detail {
@@ -67,15 +68,16 @@ void for_each_block(layout const& layout, send_plan const& plan, std::span<mask_
 }
 
 //! accumulate_and_compact of all shards: gradient and residual have n elements, packed has the
-//! plan's total.
+//! plan's total; `ranks` take part in the sum.
 template <class Wire, class Gradient>
-void accumulate_and_compact_blocks(host_context const& ctx, layout const& layout,
+void accumulate_and_compact_blocks(host_context const& ctx, int ranks, layout const& layout,
                                    send_plan const& plan, std::span<mask_word const> mask,
                                    Gradient const* gradient, float* residual, float coefficient,
                                    Wire* packed) {
+  auto const limit = wire_limit<Wire>(ranks);
   for_each_block(layout, plan, mask, [&](int p, auto* block, auto begin, auto offset) {
     accumulate_and_compact(ctx, gradient + begin, residual + begin, layout.shard_size(p), block,
-                           coefficient, packed + offset);
+                           coefficient, limit, packed + offset);
   });
 }
 

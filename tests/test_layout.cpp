@@ -94,9 +94,9 @@ TEST_CASE("given boundaries are used as they are") {
 
 TEST_CASE("a wrong description says what is wrong") {
   using spans = std::vector<parameter_span>;
-  CHECK(rejects([] { layout(-1, 2); }, {"negative"}));
-  CHECK(rejects([] { layout(8, 0); }, {"at least one shard"}));
-  CHECK(rejects([] { layout(8, -3); }, {"at least one shard"}));
+  CHECK(rejects([] { layout(-1, 2); }, {"n is -1"}));
+  CHECK(rejects([] { layout(8, 0); }, {"shards is 0", "at least 1"}));
+  CHECK(rejects([] { layout(8, -3); }, {"shards is -3", "at least 1"}));
   CHECK(rejects([] { layout(8, 2, layout_options{.alignment = 0}); }, {"alignment"}));
   CHECK(rejects(
       [] {

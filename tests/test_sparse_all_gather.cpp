@@ -180,7 +180,7 @@ TEST_CASE("sizes that disagree are refused and nothing is changed") {
       [&] {
         run(scape::host_context{}, self, {{130, 2}, 0.3}, vector);
       },
-      {"2 shards", "1"}));
+      {"shards is 2", "expected 1"}));
   scape::host_buffer const scratch(100);
   scape::host_context const ctx{scratch.bytes()};
   CHECK(rejects(

@@ -331,7 +331,7 @@ TEST_CASE("sizes that disagree are refused and nothing is changed") {
   CHECK(unchanged());
 
   masked_problem const two({130, 2}, 0.3);
-  CHECK(rejects([&] { b.run(self, two, 1); }, {"2 shards", "1"}));
+  CHECK(rejects([&] { b.run(self, two, 1); }, {"shards is 2", "expected 1"}));
   CHECK(unchanged());
 
   auto const dense = std::vector<float>(130);
@@ -368,4 +368,27 @@ TEST_CASE("finite values have a finite sum on a float16 wire, and the rest waits
     for (auto const sum : values) CHECK(static_cast<float>(sum) == 4 * 8192);
     for (auto const rest : residual) CHECK(rest == 3e5F - 8192);
   });
+}
+
+TEST_CASE("a plan whose offsets do not fit its counts is refused") {
+  self_communicator self;
+  layout const l(64, 1);
+  auto plan = l.plan(1);
+  std::vector<mask_word> const mask(1, ~mask_word{0});
+  std::vector<float> const dense(64, 1.0F);
+  std::vector<float> values(64);
+  scape::host_buffer const scratch(scape::sparse_collective_bytes<float>(1000));
+  scape::host_context const ctx{scratch.bytes()};
+  auto const run = [&] {
+    scape::sparse_reduce_scatter(ctx, self, l, plan, std::span<mask_word const>(mask),
+                                 std::span<float const>(dense), std::span<float>(values));
+  };
+  run();
+  CHECK(values[63] == 1.0F);
+  plan.offsets = {0, 500};
+  CHECK(rejects(run, {"64", "500"}));
+  plan.offsets = {7, 71};
+  CHECK(rejects(run, {"first offset is 7", "expected 0"}));
+  plan.offsets.clear();
+  CHECK(rejects(run, {"offsets is 0", "expected 2"}));
 }

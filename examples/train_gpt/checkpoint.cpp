@@ -94,12 +94,15 @@ checkpoint parse(std::string_view content, std::string const& settings) {
   if (c.settings != settings) throw usage_error(first_difference(c.settings, settings));
   c.step = static_cast<std::int64_t>(in.number());
   in.get(c.weights);
-  c.optimizer_states.resize(in.number());
+  auto const ranks = in.number();
+  if (ranks > body.size()) throw usage_error("a length is wrong");
+  c.optimizer_states.resize(ranks);
   for (auto& state : c.optimizer_states) in.get(state);
   in.get(c.steps);
   in.get(c.validation);
   std::vector<double> milliseconds;
   in.get(milliseconds);
+  if (milliseconds.size() != c.milliseconds.size()) throw usage_error("a length is wrong");
   std::copy_n(milliseconds.begin(), c.milliseconds.size(), c.milliseconds.begin());
   return c;
 }

@@ -69,8 +69,7 @@ int train_all(options const& o, corpus const& text, std::vector<checkpoint> poin
   std::vector<run_result> results;
   for (std::size_t i = 0; i < o.runs.size() && (i == 0 || !stop_requested); ++i) {
     auto title = fmt::format("[{}/{}] {}", i + 1, o.runs.size(), o.runs[i].label);
-    results.push_back(
-        train(o, text, o.runs[i], std::move(points[i]), std::move(title), stop_requested));
+    results.push_back(train(o, text, o.runs[i], std::move(points[i]), title, stop_requested));
     write_results(o, results);
   }
   fmt::print("{}\nReport: {}\n", text_table(summarise(results)), (o.out / "report.html").string());

@@ -148,7 +148,7 @@ std::string cell(std::optional<double> value, char const* format) {
 std::string table_html(std::vector<summary_row> const& rows) {
   std::string out =
       "<div class=\"scroll\"><table><thead><tr><th rowspan=2>run</th><th rowspan=2>validation<br>"
-      "loss</th><th rowspan=2>against<br>dense</th><th colspan=4>bytes per step and rank</th>"
+      "loss</th><th rowspan=2>against<br>dense</th><th colspan=4>bytes per step, rank 0</th>"
       "<th colspan=2>of dense</th><th rowspan=2>ms per<br>step</th></tr>"
       "<tr><th>values</th><th>parameters</th><th>mask</th><th>all</th><th>mean</th><th>at the end"
       "</th></tr></thead><tbody>\n";

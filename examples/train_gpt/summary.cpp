@@ -137,7 +137,7 @@ std::string text_table(std::span<summary_row const> rows) {
                    r.bytes(), optional_text(r.ratio, "{:.3f}"),
                    optional_text(r.final_ratio, "{:.3f}"), r.finished ? "" : "  interrupted");
   }
-  fmt::format_to(to, "Bytes are received by each rank, mean per step");
+  fmt::format_to(to, "Bytes are received by rank 0, mean per step");
   if (!rows.empty() && rows[0].seeds > 1) {
     double spread = 0;
     for (auto const& r : rows) spread = std::max(spread, r.validation_spread);

@@ -89,10 +89,10 @@ concept has_broadcast = communicator<C> && transportable<T> &&
   { comm.broadcast(context, data, root) } -> std::same_as<typename C::handle_type>;
 };
 
-//! f(i) for i = 0 ... n-1 gives the score of element i of a shard.
+//! f(i) for i = 0 ... n-1 gives the score of element i of a shard. It must not throw.
 template <class F>
-concept statistic = std::is_invocable_r_v<float, F const&, std::int64_t> &&
-                    std::same_as < std::invoke_result_t<F const&, std::int64_t>,
-float > ;
+concept statistic = requires(F const& f, std::int64_t i) {
+  { f(i) } -> std::same_as<float>;
+};
 
 }  // namespace scape

@@ -2,8 +2,8 @@
 #pragma once
 
 //! @file
-//! Typed exceptions. Every message names the operation, the rank where one is known, the numbers
-//! that disagree, and what to do about it.
+//! Typed exceptions. Every message names the operation, the rank where one is known, and what
+//! disagrees.
 
 #include <concepts>
 #include <cstddef>
@@ -84,38 +84,52 @@ class checkpoint_error : public error {
 
 namespace detail {
 
+//! Whose argument is checked: the operation and, where there is one, the rank that called it.
+struct caller {
+  std::string_view operation;
+  int rank = -1;
+  int size = -1;
+  constexpr caller(char const* op) noexcept : operation(op) {}
+  constexpr caller(std::string_view op) noexcept : operation(op) {}
+  constexpr caller(std::string_view op, int rank_of_size, int of) noexcept
+      : operation(op), rank(rank_of_size), size(of) {}
+
+  [[noreturn]] void fail(std::string const& what, source_location where) const {
+    throw argument_error(std::string(operation), what, rank, size, where);
+  }
+};
+
 //! Throws argument_error "<name> is <got>, expected <want>; <advice>" unless got == want.
-inline void expect_equal(std::string_view operation, std::string_view name, std::int64_t got,
-                         std::int64_t want, std::string_view advice = {},
+inline void expect_equal(caller who, std::string_view name, std::int64_t got, std::int64_t want,
+                         std::string_view advice = {},
                          source_location where = source_location::current()) {
   if (got == want) return;
   std::string text(name);
   text += " is " + std::to_string(got) + ", expected " + std::to_string(want);
   if (!advice.empty()) (text += "; ") += advice;
-  throw argument_error(std::string(operation), text, -1, -1, where);
+  who.fail(text, where);
 }
 
 //! Throws argument_error with both numbers when the scratch memory is too short.
-inline void expect_scratch(std::string_view operation, std::size_t got, std::size_t want,
+inline void expect_scratch(caller who, std::size_t got, std::size_t want,
                            source_location where = source_location::current()) {
   if (got >= want) return;
-  throw argument_error(std::string(operation),
-                       "the scratch memory has " + std::to_string(got) + " bytes, " +
-                           std::to_string(want) + " are needed; see the *_bytes() function",
-                       -1, -1, where);
+  who.fail("the scratch memory has " + std::to_string(got) + " bytes, " + std::to_string(want) +
+               " are needed; see the *_bytes() function",
+           where);
 }
 
 //! Throws argument_error with `what` unless `ok`.
-inline void expect(bool ok, std::string_view operation, std::string_view what,
+inline void expect(bool ok, caller who, std::string_view what,
                    source_location where = source_location::current()) {
-  if (!ok) throw argument_error(std::string(operation), std::string(what), -1, -1, where);
+  if (!ok) who.fail(std::string(what), where);
 }
 
 //! The same with a text that is composed only when it is needed: checks of a step allocate nothing.
 template <std::invocable Text>
-void expect(bool ok, std::string_view operation, Text const& what,
+void expect(bool ok, caller who, Text const& what,
             source_location where = source_location::current()) {
-  if (!ok) throw argument_error(std::string(operation), what(), -1, -1, where);
+  if (!ok) who.fail(what(), where);
 }
 
 }  // namespace detail

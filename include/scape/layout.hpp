@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -100,8 +101,13 @@ class layout {
   layout(std::int64_t n, int shards, std::vector<parameter_span> spans,
          layout_options const& options = {})
       : size_(n), shards_(shards), spans_(std::move(spans)) {
-    detail::expect(n >= 0, "layout", "the length n is negative");
-    detail::expect(shards >= 1, "layout", "at least one shard is needed");
+    detail::expect(shards >= 1, "layout", [&] {
+      return "the number of shards is " + std::to_string(shards) + ", expected at least 1";
+    });
+    detail::expect(n >= 0 && n <= largest / (shards + 1), "layout", [&] {
+      return "the length n is " + std::to_string(n) + ", expected 0 to " +
+             std::to_string(largest / (shards + 1));
+    });
     place_shards(options);
     check_spans();
     for (int p = 0; p < shards_; ++p) add_shard(p, options.scope);
@@ -186,7 +192,7 @@ class layout {
     return (mask_words() - words_per_shard()) * static_cast<std::int64_t>(sizeof(mask_word));
   }
 
-  //! 64-bit FNV-1a hash of everything that decides which element is where.
+  //! 64-bit FNV-1a hash of n, the shards and the selection groups, own densities included.
   [[nodiscard]] std::uint64_t fingerprint() const noexcept {
     detail::fnv1a hash;
     auto const mix = [&hash](std::uint64_t value) { hash.add(value); };
@@ -204,11 +210,18 @@ class layout {
   }
 
  private:
+  //! Keeps shards * shard length within 64 bits.
+  static constexpr auto largest = std::numeric_limits<std::int64_t>::max() / 2;
+
   static std::size_t at(int shard) noexcept { return static_cast<std::size_t>(shard); }
 
   void place_shards(layout_options const& options) {
     if (options.boundaries.empty()) {
-      detail::expect(options.alignment >= 1, "layout", "alignment must be at least 1");
+      detail::expect(options.alignment >= 1 && options.alignment <= largest / (shards_ + 1),
+                     "layout", [&] {
+                       return "alignment is " + std::to_string(options.alignment) +
+                              ", expected at least 1 and not more than a shard can hold";
+                     });
       auto const share = size_ / shards_ + (size_ % shards_ != 0 ? 1 : 0);
       auto const length = (share + options.alignment - 1) / options.alignment * options.alignment;
       for (int p = 0; p <= shards_; ++p) begins_.push_back(std::min(p * length, size_));
@@ -236,6 +249,8 @@ class layout {
                      name + " has length " + std::to_string(s.length) + ", " +
                          std::to_string(size_ - next) +
                          " elements are left of n = " + std::to_string(size_));
+      detail::expect(std::isfinite(s.lr_scale) && std::isfinite(s.decay_scale), "layout",
+                     [&] { return name + " has a scale that is not finite"; });
       detail::expect(!s.density || (*s.density >= 0 && *s.density <= 1), "layout",
                      name + " has a density outside [0, 1]");
       next += s.length;
@@ -281,7 +296,8 @@ class layout {
                            [&](auto const& g) { return g.policy == s.policy && g.shared; });
     }
     if (group == groups_.end()) {
-      groups_.push_back({.policy = s.policy, .density = s.density, .shared = !alone});
+      groups_.push_back(
+          {.policy = s.policy, .density = alone ? s.density : std::nullopt, .shared = !alone});
       group = std::prev(groups_.end());
     }
     if (!group->ranges.empty() && group->ranges.back().end == range.begin) {

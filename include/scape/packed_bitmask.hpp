@@ -12,6 +12,7 @@
 //! number of threads. Functions of the caller may then be called from several threads at once,
 //! each for elements of its own, and must not throw.
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <limits>

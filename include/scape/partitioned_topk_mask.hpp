@@ -99,8 +99,8 @@ inline std::size_t partitioned_topk_mask_bytes(layout const& layout) {
 //! is the same for every number of threads, instruction set and hint.
 //!
 //! @param statistic  float of a shard-relative index, the same each time it is asked and on every
-//!                   thread: once or twice per element as a rule. Never asked for elements of
-//!                   other than sparse spans
+//!                   thread: once or twice per element as a rule. Must not throw. Never asked for
+//!                   elements of other than sparse spans
 //! @param mask       layout.words_per_shard() words
 //! @param ctx        scratch: partitioned_topk_mask_bytes(layout); blocks until done
 //! Throws argument_error before anything is changed.

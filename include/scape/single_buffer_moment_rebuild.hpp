@@ -62,7 +62,7 @@ void single_buffer_moment_rebuild(host_context const& ctx, layout const& layout,
                          detail::count_bits(mask, scale.range), 0);
   }
   detail::masked_rebuild<Rule>(ctx, scalars, unmasked == unmasked_moment::decay,
-                               layout.scales(shard), n, mask, values.data(),
+                               layout.scales(shard), n, mask.data(), values.data(),
                                {state.m.data(), state.v.data(), state.age.data(), weights.data()});
 }
 

@@ -30,8 +30,9 @@ requires has_all_gather<C, T>
 void sparse_all_gather(typename C::context_type const& ctx, C& comm, layout const& layout,
                        send_plan const& plan, std::span<mask_word const> mask,
                        std::span<T> vector) {
-  constexpr auto op = "sparse_all_gather";
-  detail::expect_masked_blocks(op, comm.rank(), comm.size(), layout, plan, mask);
+  detail::caller const op{"sparse_all_gather", comm.rank(), comm.size()};
+  detail::expect_one_shard_per_rank(op, layout);
+  detail::expect_masked_blocks(op, layout, plan, mask);
   detail::expect_equal(op, "the length of the vector", std::ssize(vector), layout.size());
   carver scratch(ctx.scratch, op);
   auto const packed = scratch.take<T>(plan.total());

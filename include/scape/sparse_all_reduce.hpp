@@ -32,8 +32,8 @@ void sparse_all_reduce(typename C::context_type const& ctx, C& comm, layout cons
                        send_plan const& plan, std::span<mask_word const> mask,
                        std::span<Gradient const> gradient, std::span<float> residual,
                        float coefficient, std::span<Wire> values) {
-  constexpr auto op = "sparse_all_reduce";
-  detail::expect_masked_blocks(op, comm.rank(), layout.shards(), layout, plan, mask);
+  detail::caller const op{"sparse_all_reduce", comm.rank(), comm.size()};
+  detail::expect_masked_blocks(op, layout, plan, mask);
   detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout.size());
   detail::expect_equal(op, "the length of residual", std::ssize(residual), layout.size());
   detail::expect_equal(op, "the number of values", std::ssize(values), plan.total(),

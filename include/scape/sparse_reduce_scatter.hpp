@@ -31,8 +31,8 @@ template <class T>
 //!
 //! then one reduce-scatter: `values` receives the sums of `sent` over all ranks for this rank's
 //! shard, in index order. sent + residual = u exactly, on every wire; the sum of 16-bit values is
-//! rounded once to Wire. On a float16 wire a rank sends at most about 65504 / P of a coordinate in
-//! one step, so that finite values have a finite sum, and keeps the rest.
+//! rounded once to Wire. On a float16 wire a rank sends at most the largest power of two up to
+//! 65504 / P of a coordinate in one step, so that finite values have a finite sum.
 //!
 //! @param mask      the global mask, layout.mask_words() words, the same on every rank
 //! @param plan      its counts: plan.counts[p] bits in shard p's block
@@ -48,8 +48,9 @@ void sparse_reduce_scatter(typename C::context_type const& ctx, C& comm, layout 
                            send_plan const& plan, std::span<mask_word const> mask,
                            std::span<Gradient const> gradient, std::span<float> residual,
                            float coefficient, std::span<Wire> values) {
-  constexpr auto op = "sparse_reduce_scatter";
-  detail::expect_masked_blocks(op, comm.rank(), comm.size(), layout, plan, mask);
+  detail::caller const op{"sparse_reduce_scatter", comm.rank(), comm.size()};
+  detail::expect_one_shard_per_rank(op, layout);
+  detail::expect_masked_blocks(op, layout, plan, mask);
   detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout.size());
   detail::expect_equal(op, "the length of residual", std::ssize(residual), layout.size());
   detail::expect_equal(op, "the number of values", std::ssize(values),
@@ -76,8 +77,9 @@ requires has_reduce_scatter<C, T>
 void sparse_reduce_scatter(typename C::context_type const& ctx, C& comm, layout const& layout,
                            send_plan const& plan, std::span<mask_word const> mask,
                            std::span<T const> dense, std::span<T> values) {
-  constexpr auto op = "sparse_reduce_scatter";
-  detail::expect_masked_blocks(op, comm.rank(), comm.size(), layout, plan, mask);
+  detail::caller const op{"sparse_reduce_scatter", comm.rank(), comm.size()};
+  detail::expect_one_shard_per_rank(op, layout);
+  detail::expect_masked_blocks(op, layout, plan, mask);
   detail::expect_equal(op, "the length of the dense vector", std::ssize(dense), layout.size());
   detail::expect_equal(op, "the number of values", std::ssize(values),
                        plan.counts[static_cast<std::size_t>(comm.rank())], "as the plan says");

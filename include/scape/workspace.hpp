@@ -52,8 +52,8 @@ class workspace_size {
 //! Hands out aligned pieces of a block, front to back, and what is left of it to a callee.
 class carver {
  public:
-  carver(std::span<std::byte> block, std::string_view operation)
-      : operation_(operation), begin_(block.data()), size_(block.size()) {
+  carver(std::span<std::byte> block, detail::caller who)
+      : who_(who), begin_(block.data()), size_(block.size()) {
     auto const address = reinterpret_cast<std::uintptr_t>(begin_);
     auto const misaligned = address % workspace_alignment;
     used_ = misaligned == 0 ? 0 : workspace_alignment - misaligned;
@@ -66,10 +66,10 @@ class carver {
     auto const bytes = static_cast<std::size_t>(count) * sizeof(T);
     if (bytes == 0) return {};
     if (used_ > size_ || bytes > size_ - used_) {
-      throw argument_error(std::string(operation_),
-                           "the workspace has " + std::to_string(size_) + " bytes, at least " +
-                               std::to_string(used_ + bytes) +
-                               " are needed; ask the matching *_bytes() function for the size");
+      who_.fail("the workspace has " + std::to_string(size_) + " bytes, at least " +
+                    std::to_string(used_ + bytes) +
+                    " are needed; ask the matching *_bytes() function for the size",
+                source_location::current());
     }
     auto* piece = begin_ + used_;
     used_ += detail::align_up(bytes);
@@ -82,7 +82,7 @@ class carver {
   }
 
  private:
-  std::string_view operation_;
+  detail::caller who_;
   std::byte* begin_;
   std::size_t size_;
   std::size_t used_ = 0;

@@ -197,6 +197,9 @@ class reference_sparse_optimizer {
                                        guard.coefficient[at(i)] * double{gradients[at(i)][at(j)]});
       }
     }
+    // So that the sum of a 16-bit float of 5 exponent bits stays finite.
+    auto const limit = wire_bits == 11 ? std::exp2(std::floor(std::log2(65504.0 / ranks)))
+                                       : std::numeric_limits<double>::infinity();
     bool const dense = options.first == first_mask::dense && t < std::max(options.lag, 1);
     if (dense) {
       masks[t] = everything();
@@ -218,7 +221,7 @@ class reference_sparse_optimizer {
       double sum = 0;
       for (int i = 0; i < ranks; ++i) {
         auto& e = residual[at(i)][at(j)];
-        auto const sent = round_to_bits(e, wire_bits);
+        auto const sent = std::clamp(round_to_bits(e, wire_bits), -limit, limit);
         e -= sent;
         sum += sent;
       }
@@ -326,7 +329,7 @@ class reference_sparse_optimizer {
     std::vector<candidate> candidates;
     for (auto const j : elements) {
       bool pending = false;
-      for (auto s = step_count + 1; s < step; ++s) {
+      for (auto s = step_count + 1; s < step_count + options.lag; ++s) {
         auto const found = masks.find(s);
         pending = pending || (found != masks.end() && found->second[at(j)] != 0);
       }

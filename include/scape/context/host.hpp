@@ -23,18 +23,16 @@ class host_pool {
   explicit host_pool(int threads) : threads_(threads) {
     detail::expect(threads >= 1, "host_pool", "at least one thread is needed");
     workers_.reserve(static_cast<std::size_t>(threads - 1));
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    try {
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    } catch (...) {
+      stop();
+      throw;
+    }
   }
   host_pool(host_pool const&) = delete;
   host_pool& operator=(host_pool const&) = delete;
-  ~host_pool() {
-    {
-      std::lock_guard const lock(mutex_);
-      stopping_ = true;
-    }
-    start_.notify_all();
-    for (auto& worker : workers_) worker.join();
-  }
+  ~host_pool() { stop(); }
 
   [[nodiscard]] int threads() const noexcept { return threads_; }
 
@@ -49,12 +47,21 @@ class host_pool {
       ++round_;
     }
     start_.notify_all();
-    f(0);
+    [&]() noexcept { f(0); }();  // an exception must not leave while workers use f
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return pending_ == 0; });
   }
 
  private:
+  void stop() noexcept {
+    {
+      std::lock_guard const lock(mutex_);
+      stopping_ = true;
+    }
+    start_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
   void work(int i) {
     std::uint64_t seen = 0;
     std::unique_lock lock(mutex_);

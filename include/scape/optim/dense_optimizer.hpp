@@ -5,6 +5,7 @@
 //! The sharded dense optimizer (ZeRO stage 1): reduce-scatter of all gradients, a step on the own
 //! shard, all-gather of all parameters. The baseline, and what density 1 equals bit for bit.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <istream>
@@ -51,7 +52,7 @@ class dense_optimizer {
   //! `comm` and `storage` (zero-filled) must outlive the optimizer.
   dense_optimizer(C& comm, layout layout, adam_options const& options, std::span<std::byte> storage)
       : comm_(&comm), layout_(std::move(layout)), options_(options) {
-    constexpr auto op = "dense_optimizer";
+    detail::caller const op{"dense_optimizer", comm.rank(), comm.size()};
     detail::expect_valid(op, options_);
     detail::expect_equal(op, "the communicator's size", comm.size(), layout_.shards(),
                          "a layout has one shard per rank");
@@ -68,7 +69,7 @@ class dense_optimizer {
   template <class Gradient>
   step_report const& step(context_type const& ctx, std::span<float> weights,
                           std::span<Gradient const> gradient, step_arguments const& arguments) {
-    constexpr auto op = "dense_optimizer::step";
+    detail::caller const op{"dense_optimizer::step", comm_->rank(), comm_->size()};
     detail::expect_valid(op, arguments);
     detail::expect_equal(op, "the length of weights", std::ssize(weights), layout_.size());
     detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout_.size());

@@ -86,7 +86,7 @@ struct step_arguments {
   float gradient_divisor = 1;
 };
 
-//! Payload bytes this rank received, by kind.
+//! Payload bytes this rank received, by kind, in a bandwidth-optimal algorithm.
 struct step_bytes {
   std::int64_t values = 0;
   std::int64_t parameters = 0;
@@ -122,7 +122,7 @@ struct step_report {
 
 namespace detail {
 
-inline void expect_valid(char const* op, adam_options const& o) {
+inline void expect_valid(caller op, adam_options const& o) {
   expect(o.beta1 >= 0 && o.beta1 < 1, op, "beta1 is outside [0, 1)");
   expect(o.beta2 >= 0 && o.beta2 < 1, op, "beta2 is outside [0, 1)");
   expect(o.epsilon > 0, op, "epsilon is not positive");
@@ -130,7 +130,7 @@ inline void expect_valid(char const* op, adam_options const& o) {
   expect(o.clip_norm >= 0, op, "clip_norm is negative; 0 turns clipping off");
 }
 
-inline void expect_valid(char const* op, sparse_optimizer_options const& o) {
+inline void expect_valid(caller op, sparse_optimizer_options const& o) {
   expect_valid(op, static_cast<adam_options const&>(o));
   expect(o.density >= 0 && o.density <= 1, op, "density is outside [0, 1]");
   expect(o.density_ramp_steps >= 0, op, "density_ramp_steps is negative");
@@ -140,7 +140,7 @@ inline void expect_valid(char const* op, sparse_optimizer_options const& o) {
   expect(o.tau_max == 0 || o.tau_max >= 1, op, "tau_max is below 1; 0 means no limit");
 }
 
-inline void expect_valid(char const* op, step_arguments const& a) {
+inline void expect_valid(caller op, step_arguments const& a) {
   expect(std::isfinite(a.lr), op, "the learning rate is not finite");
   expect(std::isfinite(a.gradient_divisor) && a.gradient_divisor > 0, op,
          "gradient_divisor is not a positive number");

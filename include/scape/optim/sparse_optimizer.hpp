@@ -48,7 +48,7 @@ concept statistic_choice = coordinate_statistic<S> || std::same_as<S, statistic_
 //! @tparam Wire      type of the values on the wire: float, bfloat16 or float16
 //! @tparam Statistic a coordinate_statistic of your own, or the one named in the options
 //!
-//! State and scratch are the caller's; after construction step() allocates nothing. All methods
+//! State and scratch are the caller's; step() allocates nothing. All methods
 //! are collective, except save() and load() and the observers.
 template <class Rule, communicator C, class Wire = float, class Statistic = statistic_of_options>
 requires has_reduce_scatter<C, Wire> && has_all_gather<C, float> && has_all_gather<C, mask_word> &&
@@ -85,7 +85,8 @@ class sparse_optimizer {
   //! `comm` and `storage` (zero-filled, storage_bytes() of it) must outlive the optimizer.
   sparse_optimizer(C& comm, layout layout, sparse_optimizer_options const& options,
                    std::span<std::byte> storage, Statistic statistic = {})
-      : sparse_optimizer(comm, std::move(layout), options, carver(storage, "sparse_optimizer"),
+      : sparse_optimizer(comm, std::move(layout), options,
+                         carver(storage, {"sparse_optimizer", comm.rank(), comm.size()}),
                          std::move(statistic)) {}
   sparse_optimizer(sparse_optimizer const&) = delete;
   sparse_optimizer& operator=(sparse_optimizer const&) = delete;
@@ -98,7 +99,7 @@ class sparse_optimizer {
   template <class Gradient>
   step_report const& step(context_type const& ctx, std::span<float> weights,
                           std::span<Gradient const> gradient, step_arguments const& arguments) {
-    constexpr auto op = "sparse_optimizer::step";
+    detail::caller const op{"sparse_optimizer::step", rank(), comm_->size()};
     detail::expect_valid(op, arguments);
     detail::expect_equal(op, "the length of weights", std::ssize(weights), layout_.size());
     detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout_.size());
@@ -196,7 +197,8 @@ class sparse_optimizer {
   }
 
   //! Restores it bit for bit, or throws checkpoint_error and leaves the state as it is. The file
-  //! must be of the same layout, rule, lag and rank; densities and scalars may have changed.
+  //! must be of the same layout, rule, lag and rank; the options' density and scalars may have
+  //! changed.
   void load(context_type const& ctx, std::istream& in) {
     masks_.wait_all(ctx);
     auto const header = detail::load_checkpoint(
@@ -230,9 +232,10 @@ class sparse_optimizer {
 
   static sparse_optimizer_options const& checked(C const& comm, layout const& layout,
                                                  sparse_optimizer_options const& options) {
-    detail::expect_valid("sparse_optimizer", options);
-    detail::expect_equal("sparse_optimizer", "the communicator's size", comm.size(),
-                         layout.shards(), "a layout has one shard per rank");
+    detail::caller const op{"sparse_optimizer", comm.rank(), comm.size()};
+    detail::expect_valid(op, options);
+    detail::expect_equal(op, "the communicator's size", comm.size(), layout.shards(),
+                         "a layout has one shard per rank");
     return options;
   }
 
@@ -324,9 +327,9 @@ class sparse_optimizer {
                  Residual const& residual_at) {
     layout_.plan(options_.density, options_.ramp(step), next_plan_);
     topk_options topk{.exclude = {}, .hints = hints_, .nan = options_.nan};
-    if (step > step_ + 1) {
+    if (options_.lag > 1) {
       std::ranges::fill(pending, mask_word{0});
-      for (auto s = step_ + 1; s < step; ++s) {
+      for (auto s = step_ + 1; s < step_ + options_.lag; ++s) {
         std::ranges::transform(pending, masks_.local(s), pending.begin(), std::bit_or<>());
       }
       topk.exclude = pending;

@@ -22,7 +22,8 @@ struct statistic_input {
 
 //! A statistic is a functor from statistic_input to float. With `before_send`, it is evaluated at
 //! the start of a step, on the residual with this step's gradient in it; otherwise at its end, on
-//! what the step left behind. Synchronous masks (lag 0) are always made before the send.
+//! what the step left behind. It must not throw. Synchronous masks (lag 0) are always made before
+//! the send.
 template <class S>
 concept coordinate_statistic = requires(S const& s, statistic_input const& in) {
   { s(in) } -> std::same_as<float>;

@@ -25,35 +25,38 @@ inline std::span<mask_word const> block_of(layout const& layout, int shard,
   return mask.subspan(static_cast<std::size_t>(shard) * words, words);
 }
 
+inline void expect_one_shard_per_rank(caller who, layout const& layout) {
+  expect_equal(who, "the layout's number of shards", layout.shards(), who.size,
+               "a layout has one shard per rank");
+}
+
 //! Checks that the mask has the layout's words and, block by block, the plan's bits: with that,
 //! no kernel can write past the plan's counts.
-inline void expect_masked_blocks(char const* op, int rank, int size, layout const& layout,
-                                 send_plan const& plan, std::span<mask_word const> mask) {
-  auto const fail = [&](std::string const& what) { throw argument_error(op, what, rank, size); };
-  if (size != layout.shards()) {
-    fail("the layout has " + std::to_string(layout.shards()) + " shards, expected " +
-         std::to_string(size) + ", one per rank");
-  }
-  if (std::ssize(plan.counts) != layout.shards()) {
-    fail("the plan has " + std::to_string(plan.counts.size()) + " counts, expected " +
-         std::to_string(layout.shards()) + "; make it with layout::plan");
-  }
-  if (std::ssize(mask) != layout.mask_words()) {
-    fail("the mask has " + std::to_string(mask.size()) + " words, expected " +
-         std::to_string(layout.mask_words()) + "; see layout::mask_words");
-  }
+inline void expect_masked_blocks(caller who, layout const& layout, send_plan const& plan,
+                                 std::span<mask_word const> mask) {
+  constexpr auto advice = "make the plan with layout::plan";
+  expect_equal(who, "the plan's number of counts", std::ssize(plan.counts), layout.shards(),
+               advice);
+  expect_equal(who, "the plan's number of offsets", std::ssize(plan.offsets), layout.shards() + 1,
+               advice);
+  expect_equal(who, "the plan's first offset", plan.offsets.front(), 0, advice);
+  expect_equal(who, "the mask's number of words", std::ssize(mask), layout.mask_words(),
+               "see layout::mask_words");
   for (int p = 0; p < layout.shards(); ++p) {
+    auto const shard = static_cast<std::size_t>(p);
     auto const block = block_of(layout, p, mask);
     auto const bits = count_bits(block);
-    auto const want = plan.counts[static_cast<std::size_t>(p)];
-    if (bits != want) {
-      fail("shard " + std::to_string(p) + "'s block of the mask has " + std::to_string(bits) +
-           " bits, expected " + std::to_string(want) + " as in the plan");
-    }
-    if (count_bits(block, {0, layout.shard_size(p)}) != bits) {
-      fail("shard " + std::to_string(p) + "'s block of the mask has bits beyond its " +
-           std::to_string(layout.shard_size(p)) + " elements");
-    }
+    auto const beyond = bits - count_bits(block, {0, layout.shard_size(p)});
+    expect(bits == plan.counts[shard] && beyond == 0 &&
+               plan.offsets[shard + 1] - plan.offsets[shard] == bits,
+           who, [&] {
+             return "shard " + std::to_string(p) + "'s block of the mask has " +
+                    std::to_string(bits) + " bits, " + std::to_string(beyond) +
+                    " of them beyond the shard; the plan has a count of " +
+                    std::to_string(plan.counts[shard]) + " and offsets from " +
+                    std::to_string(plan.offsets[shard]) + " to " +
+                    std::to_string(plan.offsets[shard + 1]);
+           });
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include <scape/config.hpp>
 #include <scape/context/host.hpp>
+#include <scape/detail/host/packed_bitmask.hpp>
 #include <scape/detail/mask_ranges.hpp>
 #include <scape/detail/moment_rebuild.hpp>
 #include <scape/layout.hpp>
@@ -59,26 +60,23 @@ Wire const* rebuild_range(rebuild_scalars const& c, bool decay_unmasked, index_r
   return values;
 }
 
-//! No bit of `mask` may lie in a frozen range.
-
+//! Ages all n elements of a shard and rebuilds those in the mask, of which none may be frozen.
 template <class Rule, class Wire>
 void masked_rebuild(host_context const& ctx, rebuild_scalars const& c, bool decay_unmasked,
                     std::span<layout::scale_range const> scales, std::int64_t n,
-                    std::span<mask_word const> mask, Wire const* values, shard_state s) {
-  ctx.parallel([&](int part, int parts) {
-    auto const [first, last] = part_of(scape::mask_words(n), part, parts);
-    auto const begin = first * mask_word_bits;
-    auto const end = std::min(last * mask_word_bits, n);
-    if (begin >= end) return;
-    grow_older(s.age + begin, end - begin);
-    auto const* next = values + count_bits(mask.first(static_cast<std::size_t>(first)));
+                    mask_word const* mask, Wire const* values, shard_state s) {
+  ranked_parts const parts(ctx, mask, n);
+  parts.for_each([&](std::int64_t begin, mask_word const*, std::int64_t length, std::int64_t rank) {
+    grow_older(s.age + begin, length);
+    auto const* next = values + rank;
     for (auto const& scale : scales) {
-      index_range const range{std::max(scale.range.begin, begin), std::min(scale.range.end, end)};
+      index_range const range{std::max(scale.range.begin, begin),
+                              std::min(scale.range.end, begin + length)};
       if (range.size() <= 0 || scale.frozen) continue;
       auto scaled = c;
       scaled.learning_rate *= scale.lr_scale;
       scaled.weight_decay *= scale.decay_scale;
-      next = rebuild_range<Rule>(scaled, decay_unmasked, range, mask.data(), next, s);
+      next = rebuild_range<Rule>(scaled, decay_unmasked, range, mask, next, s);
     }
   });
 }

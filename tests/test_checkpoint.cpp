@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -252,4 +253,41 @@ TEST_CASE("the dense optimizer resumes and refuses likewise") {
     CHECK(same_bits(whole.weights, half.weights));
     CHECK(whole.saved() == half.saved());
   });
+}
+
+TEST_CASE("ranks restored at different steps find out before anything is changed") {
+  layout const l(200, 3);
+  run_threads(3, [&](thread_communicator& comm) {
+    sparse_rig<adams> r(comm, l, options(1));
+    train(r, comm.rank(), 0, 4);
+    auto const early = r.saved();
+    train(r, comm.rank(), 4, 5);
+    auto const late = r.saved();
+    r.load(comm.rank() == 1 ? late : early);
+    auto const before = r.state();
+    CHECK(rejects([&] { train(r, comm.rank(), 5, 6); }, {"restored at step", "mean is 4.33"}));
+    CHECK(r.state() == before);
+    r.load(early);
+    train(r, comm.rank(), 4, 5);
+    CHECK(r.saved() == late);
+  });
+}
+
+TEST_CASE("a step that failed half-way is neither continued nor saved") {
+  layout const l(200, 2);
+  CHECK_THROWS_AS(run_threads(2,
+                              [&](thread_communicator& comm) {
+                                auto o = options(1);
+                                o.skip_nonfinite = false;  // so that the mask is the first to fail
+                                sparse_rig<adams> r(comm, l, o);
+                                train(r, comm.rank(), 0, 3);
+                                auto const text = r.saved();
+                                if (comm.rank() == 1) throw std::runtime_error("gone");
+                                CHECK_THROWS_AS(train(r, 0, 3, 4), scape::peer_error);
+                                CHECK(rejects([&] { return r.saved(); }, {"failed half-way"}));
+                                CHECK(rejects([&] { train(r, 0, 3, 4); }, {"failed half-way"}));
+                                r.load(text);
+                                CHECK(r.saved() == text);
+                              }),
+                  std::runtime_error);
 }

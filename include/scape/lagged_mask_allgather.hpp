@@ -32,7 +32,9 @@ class lagged_mask_allgather {
  public:
   using context_type = typename C::context_type;
 
-  [[nodiscard]] static std::int64_t slots(int lag) noexcept { return std::max(lag, 1) + 1; }
+  [[nodiscard]] static std::int64_t slots(int lag) noexcept {
+    return std::int64_t{std::max(lag, 1)} + 1;
+  }
   //! Words of the caller's storage.
   [[nodiscard]] static std::int64_t storage_words(layout const& layout, int lag) noexcept {
     return slots(lag) * layout.mask_words();

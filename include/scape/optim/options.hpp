@@ -30,7 +30,7 @@ struct adam_options {
   float clip_norm = 0;          //!< 0: no clipping
   clip_scope clip = clip_scope::own_gradient;
   //! Agree by one 8-byte all-reduce, before anything is changed, to skip a step in which any
-  //! rank's gradient has an Inf or a NaN.
+  //! rank's gradient has an Inf or a NaN, or a norm beyond float.
   bool skip_nonfinite = true;
 };
 
@@ -125,7 +125,7 @@ namespace detail {
 inline void expect_valid(caller op, adam_options const& o) {
   expect(o.beta1 >= 0 && o.beta1 < 1, op, "beta1 is outside [0, 1)");
   expect(o.beta2 >= 0 && o.beta2 < 1, op, "beta2 is outside [0, 1)");
-  expect(o.epsilon > 0, op, "epsilon is not positive");
+  expect(o.epsilon > 0 && std::isfinite(o.epsilon), op, "epsilon is not a positive number");
   expect(std::isfinite(o.weight_decay), op, "weight_decay is not finite");
   expect(o.clip_norm >= 0, op, "clip_norm is negative; 0 turns clipping off");
 }
@@ -142,8 +142,9 @@ inline void expect_valid(caller op, sparse_optimizer_options const& o) {
 
 inline void expect_valid(caller op, step_arguments const& a) {
   expect(std::isfinite(a.lr), op, "the learning rate is not finite");
-  expect(std::isfinite(a.gradient_divisor) && a.gradient_divisor > 0, op,
-         "gradient_divisor is not a positive number");
+  expect(a.gradient_divisor > 0 && std::isfinite(a.gradient_divisor) &&
+             std::isfinite(1 / a.gradient_divisor),
+         op, "gradient_divisor is not a positive number with a finite inverse");
 }
 
 //! The scalars of step `step` (0 for the first) for `ranks` ranks.

@@ -5,6 +5,7 @@
 //! One whole step of sparse optimizer-state sync, composed from the primitives.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <istream>
 #include <ostream>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -94,8 +96,8 @@ class sparse_optimizer {
   //! One step. Every rank passes its own gradient (float, bfloat16 or float16) and its copy of the
   //! weights, n elements each; afterwards the weights are equal on all ranks. Blocks until done,
   //! except for the mask that travels on. Throws argument_error before anything is changed.
-  //! A peer_error leaves this step's gradient in the residual where it was not delivered; the
-  //! optimizer cannot go on without its peers, restart from a checkpoint.
+  //! A peer_error leaves this step's gradient in the residual where it was not delivered. A step
+  //! that failed half-way leaves ranks that disagree: step() and save() refuse until load().
   template <class Gradient>
   step_report const& step(context_type const& ctx, std::span<float> weights,
                           std::span<Gradient const> gradient, step_arguments const& arguments) {
@@ -104,6 +106,8 @@ class sparse_optimizer {
     detail::expect_equal(op, "the length of weights", std::ssize(weights), layout_.size());
     detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout_.size());
     detail::expect_scratch(op, ctx.scratch.size(), scratch_bytes(layout_, options_));
+    expect_intact(op);
+    if (restored_) expect_same_step(ctx, op);
     carver scratch(ctx.scratch, op);
     auto const values = scratch.take<Wire>(layout_.max_shard_size());
     auto const pending = scratch.take<mask_word>(layout_.words_per_shard());
@@ -125,6 +129,7 @@ class sparse_optimizer {
       return report_;
     }
 
+    broken_ = true;  // until the step is complete
     auto const accumulated = [this, g = gradient.data(), c = guard.coefficient](std::int64_t j) {
       return detail::fmadd(c, static_cast<float>(g[j]), residual_[static_cast<std::size_t>(j)]);
     };
@@ -164,6 +169,7 @@ class sparse_optimizer {
     ms.select += watch.lap();
     finish_report(inner);
     ++step_;
+    broken_ = false;
     return report_;
   }
   step_report const& step(context_type const& ctx, std::span<float> weights,
@@ -186,7 +192,10 @@ class sparse_optimizer {
   //! Writes this rank's whole state, masks in flight included (it waits for them). Call it on
   //! every rank after the same step. Throws checkpoint_error when the stream fails.
   void save(context_type const& ctx, std::ostream& out) {
+    expect_intact({"sparse_optimizer::save", rank(), comm_->size()});
+    broken_ = true;
     masks_.wait_all(ctx);
+    broken_ = false;
     auto header = identity();
     header.step = static_cast<std::uint64_t>(step_);
     header.skipped = static_cast<std::uint64_t>(skipped_);
@@ -198,7 +207,7 @@ class sparse_optimizer {
 
   //! Restores it bit for bit, or throws checkpoint_error and leaves the state as it is. The file
   //! must be of the same layout, rule, lag and rank; the options' density and scalars may have
-  //! changed.
+  //! changed. Every rank must load; the next step makes sure that all are at the same one.
   void load(context_type const& ctx, std::istream& in) {
     masks_.wait_all(ctx);
     auto const header = detail::load_checkpoint(
@@ -210,6 +219,8 @@ class sparse_optimizer {
     skipped_ = static_cast<std::int64_t>(header.skipped);
     restored_until_ = step_ + options_.lag;
     std::ranges::fill(hints_, topk_hint{});
+    restored_ = true;
+    broken_ = false;
   }
 
  private:
@@ -245,6 +256,25 @@ class sparse_optimizer {
             .rank = static_cast<std::uint64_t>(rank()),
             .size = static_cast<std::uint64_t>(comm_->size()),
             .lag = static_cast<std::uint64_t>(options_.lag)};
+  }
+
+  void expect_intact(detail::caller who) const {
+    detail::expect(!broken_, who, "an earlier step failed half-way; load a checkpoint first");
+  }
+
+  //! Collective: the spread of the ranks' steps is 0.
+  void expect_same_step(context_type const& ctx, detail::caller who) {
+    auto const step = static_cast<double>(step_);
+    std::array<double, 2> const own = {step, step * step};
+    std::array<double, 2> sum = {};
+    comm_->all_reduce(ctx, std::span<double const>(own), std::span<double>(sum), std::plus<>())
+        .wait(ctx);
+    auto const ranks = static_cast<double>(comm_->size());
+    detail::expect(ranks * sum[1] == sum[0] * sum[0], who, [&] {
+      return "this rank was restored at step " + std::to_string(step_) + ", the ranks' mean is " +
+             std::to_string(sum[0] / ranks) + "; load files of the same step";
+    });
+    restored_ = false;
   }
 
   static std::size_t at(int i) noexcept { return static_cast<std::size_t>(i); }
@@ -371,6 +401,8 @@ class sparse_optimizer {
   send_plan plan_, next_plan_;
   std::int64_t step_ = 0;
   std::int64_t skipped_ = 0;
+  bool broken_ = false;              // a step or save() began and did not end
+  bool restored_ = false;            // no step since load()
   std::int64_t restored_until_ = 0;  // the masks of the steps before were loaded
   step_report report_;
 };

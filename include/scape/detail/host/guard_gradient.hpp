@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 
 #include <scape/concepts.hpp>
@@ -41,11 +42,12 @@ guarded_gradient guard_gradient(host_context const& ctx, C& comm, adam_options c
       result.control_bytes =
           2 * (comm.size() - 1) * static_cast<std::int64_t>(sizeof(double)) / comm.size();
     }
-    result.finite = !o.skip_nonfinite || std::isfinite(all);
+    constexpr auto largest = double{std::numeric_limits<float>::max()};
+    result.finite = !o.skip_nonfinite || std::sqrt(all) / divisor <= largest;
     result.norm = std::sqrt(own) / divisor;
     auto const clipped =
         o.clip == clip_scope::own_gradient ? result.norm : std::sqrt(all / comm.size()) / divisor;
-    if (o.clip_norm > 0 && clipped > double{o.clip_norm}) {
+    if (o.clip_norm > 0 && clipped > double{o.clip_norm} && std::isfinite(clipped)) {
       result.clip_factor = double{o.clip_norm} / clipped;
     }
   }

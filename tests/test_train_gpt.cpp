@@ -267,7 +267,11 @@ TEST_CASE("the command line spells out the runs") {
   CHECK(message_of({"--heads", "5"}) == "--heads 5 does not divide --width 64");
   CHECK(message_of({"--optimizer", "scape-adams", "--density", "1.5"}) ==
         "--density is 1.5, expected a value in [0, 1]");
-  CHECK(message_of({"--ranks", "0"}) == "--ranks is 0, at least 1 is needed");
+  CHECK(message_of({"--ranks", "0"}) == "--ranks is 0, expected a value in [1, 1024]");
+  CHECK(message_of({"--seeds", "-1"}).starts_with("--seeds is"));
+  CHECK(message_of({"--lag", "2000000000"}).starts_with("--lag is"));
+  CHECK(message_of({"--steps", "99999999999999999999"}).starts_with("--steps"));
+  CHECK(message_of({"--weight-decay", "inf"}).starts_with("--weight-decay is inf"));
   CHECK(message_of({"--steps", "many"}).find("--steps") != std::string::npos);
   CHECK(message_of({"--nonsense"}).find("--nonsense") != std::string::npos);
 }

@@ -177,7 +177,6 @@ class sparse_optimizer {
     return step<float>(ctx, weights, gradient, arguments);
   }
 
-  [[nodiscard]] layout const& parameter_layout() const noexcept { return layout_; }
   [[nodiscard]] std::int64_t steps() const noexcept { return step_; }
   [[nodiscard]] std::int64_t skipped_steps() const noexcept { return skipped_; }
   //! This rank's unsent part of every parameter, n elements.

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #define SCAPE_HOST_DEVICE __host__ __device__
@@ -36,6 +37,14 @@ SCAPE_HOST_DEVICE constexpr std::int64_t mask_words(std::int64_t bits) noexcept 
 }
 
 namespace detail {
+
+//! std::bit_cast that device code may call without a compiler flag.
+template <class To, class From>
+requires(sizeof(To) == sizeof(From) && std::is_trivially_copyable_v<To> &&
+         std::is_trivially_copyable_v<From>) SCAPE_HOST_DEVICE constexpr To
+    bit_cast(From const& from) noexcept {
+  return __builtin_bit_cast(To, from);
+}
 
 //! a * b + c, rounded once where the target has a fused multiply-add and twice elsewhere. Every
 //! product that feeds a sum goes through here, so the compiler has no contraction left to choose

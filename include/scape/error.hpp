@@ -61,7 +61,9 @@ class error : public std::runtime_error {
 //! A caller's argument is wrong. Thrown before anything has been changed or enqueued.
 class argument_error : public error {
  public:
-  using error::error;
+  argument_error(std::string operation, std::string const& what, int rank = -1, int size = -1,
+                 source_location where = source_location::current())
+      : error(std::move(operation), what, rank, size, where) {}
 };
 
 //! A peer failed, left, never came, or disagrees. `peer()` is its rank.
@@ -79,7 +81,9 @@ class peer_error : public error {
 //! A saved state is damaged or belongs to another layout. Nothing was loaded.
 class checkpoint_error : public error {
  public:
-  using error::error;
+  checkpoint_error(std::string operation, std::string const& what, int rank = -1, int size = -1,
+                   source_location where = source_location::current())
+      : error(std::move(operation), what, rank, size, where) {}
 };
 
 namespace detail {

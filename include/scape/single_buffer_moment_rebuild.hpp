@@ -27,6 +27,26 @@ struct moment_state {
 //! What happens to the first moment of a coordinate that is not in the mask.
 enum class unmasked_moment : std::uint8_t { hold, decay };
 
+namespace detail {
+
+//! The lengths that are known without a look at the mask.
+template <class Rule>
+void expect_rebuilt(caller op, layout const& layout, int shard, std::span<mask_word const> mask,
+                    moment_state const& state, std::size_t weights) {
+  expect(shard >= 0 && shard < layout.shards(), op, [&] {
+    return "shard " + std::to_string(shard) + " is not one of the layout's " +
+           std::to_string(layout.shards());
+  });
+  auto const n = layout.shard_size(shard);
+  expect_equal(op, "the length of mask", std::ssize(mask), layout.words_per_shard());
+  expect_equal(op, "the length of m", std::ssize(state.m), n);
+  expect_equal(op, "the length of v", std::ssize(state.v), Rule::keeps_second_moment ? n : 0);
+  expect_equal(op, "the length of age", std::ssize(state.age), n);
+  expect_equal(op, "the length of weights", static_cast<std::int64_t>(weights), n);
+}
+
+}  // namespace detail
+
 //! Updates moments, ages and weights of shard `shard` where `mask` is set; the others age by one
 //! step and, with unmasked_moment::decay, their m shrinks by beta1.
 //!
@@ -41,21 +61,12 @@ void single_buffer_moment_rebuild(host_context const& ctx, layout const& layout,
                                   rebuild_scalars const& scalars, unmasked_moment unmasked,
                                   moment_state state, std::span<float> weights) {
   constexpr auto op = "single_buffer_moment_rebuild";
-  detail::expect(shard >= 0 && shard < layout.shards(), op, [&] {
-    return "shard " + std::to_string(shard) + " is not one of the layout's " +
-           std::to_string(layout.shards());
-  });
+  detail::expect_rebuilt<Rule>(op, layout, shard, mask, state, weights.size());
   auto const n = layout.shard_size(shard);
-  auto const size = [](auto const& span) { return static_cast<std::int64_t>(span.size()); };
-  detail::expect_equal(op, "the length of mask", size(mask), layout.words_per_shard());
-  detail::expect_equal(op, "the length of m", size(state.m), n);
-  detail::expect_equal(op, "the length of v", size(state.v), Rule::keeps_second_moment ? n : 0);
-  detail::expect_equal(op, "the length of age", size(state.age), n);
-  detail::expect_equal(op, "the length of weights", size(weights), n);
-  detail::expect_equal(op, "the number of values", size(values), detail::count_bits(mask),
+  detail::expect_equal(op, "the number of values", std::ssize(values), detail::count_bits(mask),
                        "one value per set bit of the mask");
   detail::expect_equal(op, "the number of bits beyond the shard's elements",
-                       size(values) - detail::count_bits(mask, {0, n}), 0);
+                       std::ssize(values) - detail::count_bits(mask, {0, n}), 0);
   for (auto const& scale : layout.scales(shard)) {
     if (!scale.frozen) continue;
     detail::expect_equal(op, "the number of bits of frozen elements",

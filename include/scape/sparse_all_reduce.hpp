@@ -34,10 +34,8 @@ void sparse_all_reduce(typename C::context_type const& ctx, C& comm, layout cons
                        float coefficient, std::span<Wire> values) {
   detail::caller const op{"sparse_all_reduce", comm.rank(), comm.size()};
   detail::expect_masked_blocks(op, layout, plan, mask);
-  detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout.size());
-  detail::expect_equal(op, "the length of residual", std::ssize(residual), layout.size());
-  detail::expect_equal(op, "the number of values", std::ssize(values), plan.total(),
-                       "as the plan says");
+  detail::expect_accumulated(op, layout, std::ssize(gradient), std::ssize(residual),
+                             std::ssize(values), plan.total());
   carver scratch(ctx.scratch, op);
   auto const packed = scratch.take<Wire>(plan.total());
   detail::accumulate_and_compact_blocks(ctx, comm.size(), layout, plan, mask, gradient.data(),

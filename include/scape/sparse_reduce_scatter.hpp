@@ -51,10 +51,9 @@ void sparse_reduce_scatter(typename C::context_type const& ctx, C& comm, layout 
   detail::caller const op{"sparse_reduce_scatter", comm.rank(), comm.size()};
   detail::expect_one_shard_per_rank(op, layout);
   detail::expect_masked_blocks(op, layout, plan, mask);
-  detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout.size());
-  detail::expect_equal(op, "the length of residual", std::ssize(residual), layout.size());
-  detail::expect_equal(op, "the number of values", std::ssize(values),
-                       plan.counts[static_cast<std::size_t>(comm.rank())], "as the plan says");
+  detail::expect_accumulated(op, layout, std::ssize(gradient), std::ssize(residual),
+                             std::ssize(values),
+                             plan.counts[static_cast<std::size_t>(comm.rank())]);
   carver scratch(ctx.scratch, op);
   auto const packed = scratch.take<Wire>(plan.total());
   detail::accumulate_and_compact_blocks(ctx, comm.size(), layout, plan, mask, gradient.data(),

@@ -86,7 +86,7 @@ class dense_optimizer {
     auto const guard = detail::guard_gradient(inner, *comm_, options_, arguments, gradient);
     report_.gradient_norm = guard.norm;
     report_.clip_factor = guard.clip_factor;
-    report_.bytes.control = guard.control_bytes;
+    report_.bytes.control = detail::control_bytes(options_, comm_->size());
     report_.milliseconds.guard = watch.lap();
     if (!guard.finite) {
       report_.skipped = true;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include <scape/config.hpp>
 #include <scape/detail/moment_rebuild.hpp>
 #include <scape/error.hpp>
 #include <scape/partitioned_topk_mask.hpp>
@@ -147,25 +148,75 @@ inline void expect_valid(caller op, step_arguments const& a) {
          op, "gradient_divisor is not a positive number with a finite inverse");
 }
 
+//! x to the n-th, by products alone: the same bits on every backend.
+SCAPE_HOST_DEVICE inline double power(double x, std::int64_t n) noexcept {
+  double result = 1;
+  for (; n > 0; n /= 2) {
+    if (n % 2 == 1) result *= x;
+    x *= x;
+  }
+  return result;
+}
+
+//! 1 / (1 - beta^t)
+SCAPE_HOST_DEVICE inline float bias_correction(float beta, std::int64_t t) noexcept {
+  auto const b = static_cast<double>(beta);
+  return static_cast<float>(1 / std::fma(-power(b, t / 2), power(b, t - t / 2), 1.0));
+}
+
 //! The scalars of step `step` (0 for the first) for `ranks` ranks.
-inline rebuild_scalars scalars_of(adam_options const& o, step_arguments const& a, int ranks,
-                                  std::int64_t step) {
-  auto const t = static_cast<double>(step + 1);
-  auto const correction = [&](float beta) {
-    return o.bias_correction ? static_cast<float>(1 / (1 - std::pow(double{beta}, t))) : 1.0F;
-  };
+SCAPE_HOST_DEVICE inline rebuild_scalars scalars_of(adam_options const& o, step_arguments const& a,
+                                                    int ranks, std::int64_t step) noexcept {
   rebuild_scalars c;
   c.mean = static_cast<float>(1.0 / ranks);
   c.beta1 = o.beta1;
-  c.inverse_one_minus_beta1 = static_cast<float>(1 / (1 - double{o.beta1}));
+  c.inverse_one_minus_beta1 = static_cast<float>(1 / (1 - static_cast<double>(o.beta1)));
   c.beta2 = o.beta2;
-  c.one_minus_beta2 = static_cast<float>(1 - double{o.beta2});
-  c.first_correction = correction(o.beta1);
-  c.second_correction = correction(o.beta2);
+  c.one_minus_beta2 = static_cast<float>(1 - static_cast<double>(o.beta2));
+  c.first_correction = o.bias_correction ? bias_correction(o.beta1, step + 1) : 1.0F;
+  c.second_correction = o.bias_correction ? bias_correction(o.beta2, step + 1) : 1.0F;
   c.learning_rate = a.lr;
   c.epsilon = o.epsilon;
   c.weight_decay = o.weight_decay;
   return c;
+}
+
+//! What the sums of squares of a gradient say about a step.
+struct guarded_gradient {
+  bool finite = true;
+  double norm = 0;
+  double clip_factor = 1;
+  float coefficient = 1;  //!< (1 - beta1) * clip_factor / divisor
+};
+
+//! Whether the sums are wanted at all, and whether those of all ranks are.
+constexpr bool measures_gradient(adam_options const& o) noexcept {
+  return o.skip_nonfinite || o.clip_norm > 0;
+}
+constexpr bool agrees_on_gradient(adam_options const& o) noexcept {
+  return measures_gradient(o) && (o.skip_nonfinite || o.clip == clip_scope::mean_square);
+}
+
+//! `own` and `all` are the sums of squares of this rank's gradient and of all ranks' ones.
+SCAPE_HOST_DEVICE inline guarded_gradient guarded(adam_options const& o, step_arguments const& a,
+                                                  int ranks, double own, double all) noexcept {
+  constexpr double largest = 0x1.fffffep127;  // of float
+  auto const divisor = static_cast<double>(a.gradient_divisor);
+  guarded_gradient result;
+  result.finite = !o.skip_nonfinite || std::sqrt(all) / divisor <= largest;
+  result.norm = std::sqrt(own) / divisor;
+  auto const clipped =
+      o.clip == clip_scope::own_gradient ? result.norm : std::sqrt(all / ranks) / divisor;
+  auto const bound = static_cast<double>(o.clip_norm);
+  if (bound > 0 && clipped > bound && std::isfinite(clipped)) result.clip_factor = bound / clipped;
+  result.coefficient =
+      static_cast<float>((1 - static_cast<double>(o.beta1)) * (result.clip_factor / divisor));
+  return result;
+}
+
+//! Payload bytes of the agreement.
+constexpr std::int64_t control_bytes(adam_options const& o, int ranks) noexcept {
+  return agrees_on_gradient(o) ? 2 * (ranks - 1) * std::int64_t{sizeof(double)} / ranks : 0;
 }
 
 }  // namespace detail

@@ -121,7 +121,7 @@ class sparse_optimizer {
     auto const guard = detail::guard_gradient(inner, *comm_, options_, arguments, gradient);
     report_.gradient_norm = guard.norm;
     report_.clip_factor = guard.clip_factor;
-    report_.bytes.control = guard.control_bytes;
+    report_.bytes.control = detail::control_bytes(options_, comm_->size());
     ms.guard = watch.lap();
     if (!guard.finite) {
       report_.skipped = true;

@@ -13,6 +13,7 @@
 #include <scape/detail/host/accumulate_and_compact.hpp>
 #include <scape/detail/host/packed_bitmask.hpp>
 #include <scape/detail/mask_ranges.hpp>
+#include <scape/detail/plan_arguments.hpp>
 #include <scape/error.hpp>
 #include <scape/float16.hpp>
 #include <scape/layout.hpp>
@@ -25,38 +26,21 @@ inline std::span<mask_word const> block_of(layout const& layout, int shard,
   return mask.subspan(static_cast<std::size_t>(shard) * words, words);
 }
 
-inline void expect_one_shard_per_rank(caller who, layout const& layout) {
-  expect_equal(who, "the layout's number of shards", layout.shards(), who.size,
-               "a layout has one shard per rank");
-}
-
-//! Checks that the mask has the layout's words and, block by block, the plan's bits: with that,
-//! no kernel can write past the plan's counts.
+//! Checks the plan and, block by block, that the mask has its bits: with that, no kernel can write
+//! past the plan's counts.
 inline void expect_masked_blocks(caller who, layout const& layout, send_plan const& plan,
                                  std::span<mask_word const> mask) {
-  constexpr auto advice = "make the plan with layout::plan";
-  expect_equal(who, "the plan's number of counts", std::ssize(plan.counts), layout.shards(),
-               advice);
-  expect_equal(who, "the plan's number of offsets", std::ssize(plan.offsets), layout.shards() + 1,
-               advice);
-  expect_equal(who, "the plan's first offset", plan.offsets.front(), 0, advice);
-  expect_equal(who, "the mask's number of words", std::ssize(mask), layout.mask_words(),
-               "see layout::mask_words");
+  expect_plan(who, layout, plan, mask);
   for (int p = 0; p < layout.shards(); ++p) {
-    auto const shard = static_cast<std::size_t>(p);
     auto const block = block_of(layout, p, mask);
     auto const bits = count_bits(block);
     auto const beyond = bits - count_bits(block, {0, layout.shard_size(p)});
-    expect(bits == plan.counts[shard] && beyond == 0 &&
-               plan.offsets[shard + 1] - plan.offsets[shard] == bits,
-           who, [&] {
-             return "shard " + std::to_string(p) + "'s block of the mask has " +
-                    std::to_string(bits) + " bits, " + std::to_string(beyond) +
-                    " of them beyond the shard; the plan has a count of " +
-                    std::to_string(plan.counts[shard]) + " and offsets from " +
-                    std::to_string(plan.offsets[shard]) + " to " +
-                    std::to_string(plan.offsets[shard + 1]);
-           });
+    auto const count = plan.counts[static_cast<std::size_t>(p)];
+    expect(bits == count && beyond == 0, who, [&] {
+      return "shard " + std::to_string(p) + "'s block of the mask has " + std::to_string(bits) +
+             " bits, " + std::to_string(beyond) +
+             " of them beyond the shard; the plan has a count of " + std::to_string(count);
+    });
   }
 }
 

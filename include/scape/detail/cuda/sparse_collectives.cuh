@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//! @file
+//! The masked collectives below their argument checks, for callers that rank the mask once and
+//! gate the whole step.
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include <scape/concepts.hpp>
+#include <scape/detail/cuda/accumulate_and_compact.cuh>
+#include <scape/detail/cuda/masked_copy.cuh>
+#include <scape/detail/cuda/masked_pass.cuh>
+#include <scape/float16.hpp>
+#include <scape/layout.hpp>
+
+namespace scape::detail::cuda {
+
+//! The word by which a communicator tells kernels that it failed, if it has one.
+template <class C>
+int const* failure_flag_of(C const& comm) {
+  if constexpr (requires {
+                  { comm.failure_flag() } -> std::convertible_to<int const*>;
+                }) {
+    return comm.failure_flag();
+  } else {
+    return nullptr;
+  }
+}
+
+//! Enqueues the pass over the elements of a range. `residual` points to element
+//! `residual_begin`; `ranks` take part in the sum.
+template <class Wire, class Gradient>
+void accumulate_and_compact(caller who, cuda_context const& ctx, layout const& layout,
+                            mask_ranks const& mask, index_range elements, Gradient const* gradient,
+                            float* residual, std::int64_t residual_begin,
+                            scalar_source<float> coefficient, std::span<Wire> packed, int ranks,
+                            gate const& step = {}) {
+  enqueue_masked_pass(who, ctx, layout, 0, layout.shards(), elements, mask,
+                      accumulate_and_compact_op<Wire, Gradient>{
+                          gradient, residual, residual_begin, coefficient, wire_limit<Wire>(ranks),
+                          packed.data(), std::ssize(packed), step});
+}
+
+//! Calls send(), which starts a collective that is to write `result`; behind it, or at once if it
+//! throws, goes a pass that gives the residual back what was not delivered.
+template <class Wire, class Send>
+void send_packed(caller who, cuda_context const& ctx, layout const& layout, mask_ranks const& mask,
+                 std::span<Wire const> packed, std::span<Wire> result, float* residual,
+                 gate const& step, Send const& send) {
+  return_op<Wire> op{packed.data(), std::ssize(packed), residual,
+                     result.data(), !result.empty(),    step};
+  auto const give_back = [&] {
+    enqueue_masked_pass(who, ctx, layout, 0, layout.shards(), {0, layout.size()}, mask, op);
+  };
+  if (!result.empty()) {
+    place_list<Wire> first;
+    first.count = 1;
+    launch(who, ctx, mark_undelivered<Wire>, 1, 32, result.data(), first);
+  }
+  try {
+    send();
+  } catch (...) {
+    op.first_result = nullptr;
+    give_back();
+    throw;
+  }
+  give_back();
+}
+
+template <class C, class Wire>
+void reduce_scatter_packed(caller who, cuda_context const& ctx, C& comm, layout const& layout,
+                           send_plan const& plan, mask_ranks const& mask, std::span<Wire> packed,
+                           std::span<Wire> values, float* residual, int const* skipped = nullptr) {
+  send_packed<Wire>(
+      who, ctx, layout, mask, packed, values, residual, {skipped, failure_flag_of(comm)}, [&] {
+        comm.reduce_scatter(ctx, std::span<Wire const>(packed), values, plan.counts, std::plus<>())
+            .wait(ctx);
+      });
+}
+
+//! Gathers this rank's elements of `vector` into their place of `packed`, all-gathers, and
+//! overwrites those of the other shards. What was not delivered is not overwritten.
+template <class C, class T>
+void all_gather_packed(caller who, cuda_context const& ctx, C& comm, layout const& layout,
+                       send_plan const& plan, mask_ranks const& mask, std::span<T> packed,
+                       T* vector, gate const& step) {
+  auto const rank = comm.rank();
+  auto const own =
+      packed.subspan(static_cast<std::size_t>(plan.offsets[static_cast<std::size_t>(rank)]),
+                     static_cast<std::size_t>(plan.counts[static_cast<std::size_t>(rank)]));
+  auto const total = plan.total();
+  if constexpr (undelivered<T>::exists) {
+    place_list<T> others;
+    for (int p = 0; p < layout.shards(); ++p) {
+      auto const shard = static_cast<std::size_t>(p);
+      if (p != rank && plan.counts[shard] > 0) others.at[others.count++] = plan.offsets[shard];
+      if (others.count == place_list<T>::capacity || p + 1 == layout.shards()) {
+        launch(who, ctx, mark_undelivered<T>, others.count > 0 ? 1 : 0, 64, packed.data(), others);
+        others.count = 0;
+      }
+    }
+  }
+  index_range const all{0, layout.size()};
+  enqueue_masked_pass(who, ctx, layout, rank, rank + 1, all, mask,
+                      gather_op<T>{vector, packed.data(), total});
+  comm.all_gather(ctx, std::span<T const>(own), packed, plan.counts).wait(ctx);
+  scatter_op<T> const scatter{packed.data(), total, vector, mask.get(), step};
+  enqueue_masked_pass(who, ctx, layout, 0, rank, all, mask, scatter);
+  enqueue_masked_pass(who, ctx, layout, rank + 1, layout.shards(), all, mask, scatter);
+}
+
+}  // namespace scape::detail::cuda

@@ -73,8 +73,8 @@ class lagged_mask_allgather {
                          layout_->shards(), "a layout has one shard per rank");
     detail::expect(!in_flight_[slot(step)], "lagged_mask_allgather",
                    "the slot's previous mask is still in flight; wait for it first");
-    in_flight_[slot(step)].emplace(comm.all_gather(ctx, std::span<mask_word const>(local(step)),
-                                                   global(step), layout_->mask_counts()));
+    in_flight_[slot(step)] = comm.all_gather(ctx, std::span<mask_word const>(local(step)),
+                                             global(step), layout_->mask_counts());
   }
 
   //! Completes the mask of `step` if it is in flight and returns it.
@@ -86,6 +86,11 @@ class lagged_mask_allgather {
       taken.wait(ctx);
     }
     return global(step);
+  }
+
+  //! Whether any mask is in flight.
+  [[nodiscard]] bool in_flight() const noexcept {
+    return std::ranges::any_of(in_flight_, [](auto const& handle) { return handle.has_value(); });
   }
 
   //! Completes everything in flight.

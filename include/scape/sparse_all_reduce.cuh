@@ -32,10 +32,11 @@ void sparse_all_reduce(typename C::context_type const& ctx, C& comm, layout cons
   carver scratch(ctx.scratch, op);
   auto const packed = scratch.take<Wire>(plan.total());
   detail::cuda::mask_ranks const ranks(op, ctx, mask, layout.words_per_shard(), scratch);
-  detail::cuda::accumulate_and_compact(op, ctx, layout, ranks, {0, layout.size()}, gradient.data(),
-                                       residual.data(), 0, {coefficient}, packed, comm.size());
+  detail::cuda::residual_part const all{{0, layout.size()}, residual.data()};
+  detail::cuda::accumulate_and_compact(op, ctx, layout, ranks, gradient.data(), all, {coefficient},
+                                       packed, comm.size());
   detail::cuda::send_packed<Wire>(
-      op, ctx, layout, ranks, packed, values, residual.data(),
+      op, ctx, layout, ranks, packed, values, std::span(&all, 1),
       {nullptr, detail::cuda::failure_flag_of(comm)}, [&] {
         comm.all_reduce(ctx, std::span<Wire const>(packed), values, std::plus<>()).wait(ctx);
       });

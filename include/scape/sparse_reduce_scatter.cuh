@@ -48,10 +48,15 @@ void sparse_reduce_scatter(typename C::context_type const& ctx, C& comm, layout 
   carver scratch(ctx.scratch, op);
   auto const packed = scratch.take<Wire>(plan.total());
   detail::cuda::mask_ranks const ranks(op, ctx, mask, layout.words_per_shard(), scratch);
-  detail::cuda::accumulate_and_compact(op, ctx, layout, ranks, {0, layout.size()}, gradient.data(),
-                                       residual.data(), 0, {coefficient}, packed, comm.size());
-  detail::cuda::reduce_scatter_packed(op, ctx, comm, layout, plan, ranks, packed, values,
-                                      residual.data());
+  detail::cuda::residual_part const all{{0, layout.size()}, residual.data()};
+  detail::cuda::accumulate_and_compact(op, ctx, layout, ranks, gradient.data(), all, {coefficient},
+                                       packed, comm.size());
+  detail::cuda::send_packed<Wire>(op, ctx, layout, ranks, packed, values, std::span(&all, 1),
+                                  {nullptr, detail::cuda::failure_flag_of(comm)}, [&] {
+                                    comm.reduce_scatter(ctx, std::span<Wire const>(packed), values,
+                                                        plan.counts, std::plus<>())
+                                        .wait(ctx);
+                                  });
 }
 
 //! The same for a dense vector's values, without a residual.

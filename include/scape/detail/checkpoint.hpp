@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #include <istream>
 #include <ostream>
 #include <span>
@@ -50,7 +49,7 @@ inline constexpr std::uint32_t checkpoint_version = 1;
 }
 
 inline void save_checkpoint(std::ostream& out, checkpoint_header const& header,
-                            std::initializer_list<std::span<std::byte const>> sections) {
+                            std::span<std::span<std::byte> const> sections) {
   fnv1a hash;
   auto const write = [&](std::span<std::byte const> bytes) {
     hash.add(bytes);
@@ -74,7 +73,7 @@ inline void save_checkpoint(std::ostream& out, checkpoint_header const& header,
 //! Reads and checks everything, then fills `sections`; on any error they are left as they were.
 //! `expected.step` and `expected.skipped` are not compared. Returns the header read.
 inline checkpoint_header load_checkpoint(std::istream& in, checkpoint_header const& expected,
-                                         std::initializer_list<std::span<std::byte>> sections) {
+                                         std::span<std::span<std::byte> const> sections) {
   fnv1a hash;
   auto const read = [&](std::span<std::byte> bytes) {
     in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));

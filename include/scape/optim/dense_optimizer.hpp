@@ -6,6 +6,7 @@
 //! shard, all-gather of all parameters. The baseline, and what density 1 equals bit for bit.
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <istream>
@@ -133,12 +134,11 @@ class dense_optimizer {
     auto header = identity();
     header.step = static_cast<std::uint64_t>(step_);
     header.skipped = static_cast<std::uint64_t>(skipped_);
-    detail::save_checkpoint(out, header, {std::as_bytes(m_), std::as_bytes(v_)});
+    detail::save_checkpoint(out, header, sections());
   }
   //! Restores it bit for bit, or throws checkpoint_error and leaves the state as it is.
   void load(context_type const&, std::istream& in) {
-    auto const header = detail::load_checkpoint(
-        in, identity(), {std::as_writable_bytes(m_), std::as_writable_bytes(v_)});
+    auto const header = detail::load_checkpoint(in, identity(), sections());
     step_ = static_cast<std::int64_t>(header.step);
     skipped_ = static_cast<std::int64_t>(header.skipped);
   }
@@ -146,6 +146,10 @@ class dense_optimizer {
  private:
   [[nodiscard]] std::int64_t shard_size() const noexcept {
     return layout_.shard_size(comm_->rank());
+  }
+
+  [[nodiscard]] std::array<std::span<std::byte>, 2> sections() const noexcept {
+    return {std::as_writable_bytes(m_), std::as_writable_bytes(v_)};
   }
 
   [[nodiscard]] detail::checkpoint_header identity() const {

@@ -57,6 +57,12 @@ struct sparse_optimizer_options : adam_options {
   unmasked_moment unmasked = unmasked_moment::hold;
   nan_policy nan = nan_policy::first;
   bool statistics = false;  //!< fill mask_overlap and residual_norm of the report (reads 4n bytes)
+  //! On CUDA: keep the owner's weights in float beside the model's, which may then be 16-bit.
+  bool master_weights = false;
+  //! On CUDA: keep the residual of the other shards in pinned host memory and stream it through
+  //! two device buffers of `offload_chunk` elements. The host has nothing to offload.
+  bool offload_residual = false;
+  std::int64_t offload_chunk = std::int64_t{1} << 22;
 
   //! The recommended recipe: the dense learning rate carries over.
   [[nodiscard]] static sparse_optimizer_options staleness_aware(double density) {
@@ -139,6 +145,7 @@ inline void expect_valid(caller op, sparse_optimizer_options const& o) {
          "a geometric ramp cannot end at density 0");
   expect(o.lag >= 0, op, "the lag is negative");
   expect(o.tau_max == 0 || o.tau_max >= 1, op, "tau_max is below 1; 0 means no limit");
+  expect(o.offload_chunk >= 1, op, "offload_chunk is below 1");
 }
 
 inline void expect_valid(caller op, step_arguments const& a) {

@@ -36,11 +36,73 @@
 
 namespace scape {
 
-//! Stands for the statistic named in the options.
-struct statistic_of_options {};
+namespace detail {
 
-template <class S>
-concept statistic_choice = coordinate_statistic<S> || std::same_as<S, statistic_of_options>;
+//! Calls f with the statistic that was chosen: one of the caller's own, or the options' one.
+template <statistic_choice Statistic, class F>
+auto with_statistic(sparse_optimizer_options const& options, Statistic const& own, F&& f) {
+  if constexpr (coordinate_statistic<Statistic>) {
+    return f(own);
+  } else if (options.statistic == statistic_kind::literal) {
+    return f(literal_statistic{options.beta1});
+  } else if (options.statistic == statistic_kind::random) {
+    return f(random_statistic{options.seed});
+  } else {
+    return f(staleness_aware_statistic{});
+  }
+}
+
+template <statistic_choice Statistic>
+bool before_send(sparse_optimizer_options const& options, Statistic const& own) {
+  return with_statistic(options, own,
+                        [](auto const& s) { return bool{std::decay_t<decltype(s)>::before_send}; });
+}
+
+template <communicator C>
+sparse_optimizer_options const& checked(C const& comm, layout const& layout,
+                                        sparse_optimizer_options const& options) {
+  caller const op{"sparse_optimizer", comm.rank(), comm.size()};
+  expect_valid(op, options);
+  expect_equal(op, "the communicator's size", comm.size(), layout.shards(),
+               "a layout has one shard per rank");
+  return options;
+}
+
+//! What a saved state belongs to; the same on every backend.
+template <class Rule, communicator C>
+checkpoint_header identity(C const& comm, layout const& layout,
+                           sparse_optimizer_options const& options) {
+  return {.fingerprint = layout.fingerprint(),
+          .rule = hash_of(Rule::name),
+          .rank = static_cast<std::uint64_t>(comm.rank()),
+          .size = static_cast<std::uint64_t>(comm.size()),
+          .lag = static_cast<std::uint64_t>(options.lag)};
+}
+
+//! The steps whose masks are dense because no lagged one can be there.
+inline std::int64_t dense_steps(sparse_optimizer_options const& options) noexcept {
+  return options.first == first_mask::dense ? std::max(options.lag, 1) : 0;
+}
+
+//! Makes the plan fit a mask out of a file, which may have been made at another density.
+inline void count_into_plan(layout const& layout, std::span<mask_word const> mask,
+                            send_plan& plan) noexcept {
+  auto const words = static_cast<std::size_t>(layout.words_per_shard());
+  for (std::size_t p = 0; p < plan.counts.size(); ++p) {
+    plan.counts[p] = count_bits(mask.subspan(p * words, words));
+    plan.offsets[p + 1] = plan.offsets[p] + plan.counts[p];
+  }
+}
+
+//! `sum` is that of step and step^2 over the ranks: their spread is 0.
+inline void expect_same_step(caller who, std::int64_t step, std::array<double, 2> const& sum) {
+  expect(who.size * sum[1] == sum[0] * sum[0], who, [&] {
+    return "this rank was restored at step " + std::to_string(step) + ", the ranks' mean is " +
+           std::to_string(sum[0] / who.size) + "; load files of the same step";
+  });
+}
+
+}  // namespace detail
 
 //! Each step is one reduce-scatter of k values per shard, the update of the owned ones, one
 //! all-gather of the changed parameters, and one all-gather of the mask bits of a later step, which
@@ -195,13 +257,10 @@ class sparse_optimizer {
     broken_ = true;
     masks_.wait_all(ctx);
     broken_ = false;
-    auto header = identity();
+    auto header = detail::identity<Rule>(*comm_, layout_, options_);
     header.step = static_cast<std::uint64_t>(step_);
     header.skipped = static_cast<std::uint64_t>(skipped_);
-    detail::save_checkpoint(
-        out, header,
-        {std::as_bytes(residual_), std::as_bytes(moments_.m), std::as_bytes(moments_.v),
-         std::as_bytes(moments_.age), std::as_bytes(mask_storage_)});
+    detail::save_checkpoint(out, header, sections());
   }
 
   //! Restores it bit for bit, or throws checkpoint_error and leaves the state as it is. The file
@@ -209,11 +268,8 @@ class sparse_optimizer {
   //! changed. Every rank must load; the next step makes sure that all are at the same one.
   void load(context_type const& ctx, std::istream& in) {
     masks_.wait_all(ctx);
-    auto const header = detail::load_checkpoint(
-        in, identity(),
-        {std::as_writable_bytes(residual_), std::as_writable_bytes(moments_.m),
-         std::as_writable_bytes(moments_.v), std::as_writable_bytes(moments_.age),
-         std::as_writable_bytes(mask_storage_)});
+    auto const header =
+        detail::load_checkpoint(in, detail::identity<Rule>(*comm_, layout_, options_), sections());
     step_ = static_cast<std::int64_t>(header.step);
     skipped_ = static_cast<std::int64_t>(header.skipped);
     restored_until_ = step_ + options_.lag;
@@ -227,7 +283,7 @@ class sparse_optimizer {
                    Statistic&& statistic)
       : comm_(&comm),
         layout_(std::move(layout)),
-        options_(checked(comm, layout_, options)),
+        options_(detail::checked(comm, layout_, options)),
         statistic_(std::move(statistic)),
         residual_(memory.take<float>(layout_.size())),
         moments_{.m = memory.take<float>(shard_size()),
@@ -240,21 +296,10 @@ class sparse_optimizer {
         plan_(layout_.plan(1)),
         next_plan_(plan_) {}
 
-  static sparse_optimizer_options const& checked(C const& comm, layout const& layout,
-                                                 sparse_optimizer_options const& options) {
-    detail::caller const op{"sparse_optimizer", comm.rank(), comm.size()};
-    detail::expect_valid(op, options);
-    detail::expect_equal(op, "the communicator's size", comm.size(), layout.shards(),
-                         "a layout has one shard per rank");
-    return options;
-  }
-
-  [[nodiscard]] detail::checkpoint_header identity() const {
-    return {.fingerprint = layout_.fingerprint(),
-            .rule = detail::hash_of(Rule::name),
-            .rank = static_cast<std::uint64_t>(rank()),
-            .size = static_cast<std::uint64_t>(comm_->size()),
-            .lag = static_cast<std::uint64_t>(options_.lag)};
+  [[nodiscard]] std::array<std::span<std::byte>, 5> sections() const noexcept {
+    return {std::as_writable_bytes(residual_), std::as_writable_bytes(moments_.m),
+            std::as_writable_bytes(moments_.v), std::as_writable_bytes(moments_.age),
+            std::as_writable_bytes(mask_storage_)};
   }
 
   void expect_intact(detail::caller who) const {
@@ -268,11 +313,7 @@ class sparse_optimizer {
     std::array<double, 2> sum = {};
     comm_->all_reduce(ctx, std::span<double const>(own), std::span<double>(sum), std::plus<>())
         .wait(ctx);
-    auto const ranks = static_cast<double>(comm_->size());
-    detail::expect(ranks * sum[1] == sum[0] * sum[0], who, [&] {
-      return "this rank was restored at step " + std::to_string(step_) + ", the ranks' mean is " +
-             std::to_string(sum[0] / ranks) + "; load files of the same step";
-    });
+    detail::expect_same_step(who, step_, sum);
     restored_ = false;
   }
 
@@ -280,28 +321,13 @@ class sparse_optimizer {
   [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
   [[nodiscard]] std::int64_t shard_size() const noexcept { return layout_.shard_size(rank()); }
 
-  template <class F>
-  auto with_statistic(F&& f) const {
-    if constexpr (coordinate_statistic<Statistic>) {
-      return f(statistic_);
-    } else if (options_.statistic == statistic_kind::literal) {
-      return f(literal_statistic{options_.beta1});
-    } else if (options_.statistic == statistic_kind::random) {
-      return f(random_statistic{options_.seed});
-    } else {
-      return f(staleness_aware_statistic{});
-    }
-  }
-  [[nodiscard]] bool before_send() const {
-    return with_statistic([](auto const& s) { return std::decay_t<decltype(s)>::before_send; });
-  }
+  [[nodiscard]] bool before_send() const { return detail::before_send(options_, statistic_); }
 
   //! The mask of this step, complete, with plan_ to match.
   template <class Residual>
   std::span<mask_word const> current_mask(context_type const& ctx, std::span<mask_word> pending,
                                           Residual const& accumulated) {
-    auto const first_lagged = std::max(options_.lag, 1);
-    if (options_.first == first_mask::dense && step_ < first_lagged) {
+    if (step_ < detail::dense_steps(options_)) {
       layout_.plan(1, 0, plan_);
       auto const words = static_cast<std::size_t>(layout_.words_per_shard());
       for (int p = 0; p < layout_.shards(); ++p) {
@@ -312,17 +338,8 @@ class sparse_optimizer {
     layout_.plan(options_.density, options_.ramp(step_), plan_);
     if (options_.lag == 0 || step_ < options_.lag) make_mask(ctx, step_, pending, accumulated);
     auto const mask = masks_.wait(ctx, step_);
-    if (step_ < restored_until_) count_into_plan(mask);
+    if (step_ < restored_until_) detail::count_into_plan(layout_, mask, plan_);
     return mask;
-  }
-
-  //! For a mask out of a file, which may have been made at another density.
-  void count_into_plan(std::span<mask_word const> mask) noexcept {
-    auto const words = static_cast<std::size_t>(layout_.words_per_shard());
-    for (int p = 0; p < layout_.shards(); ++p) {
-      plan_.counts[at(p)] = detail::count_bits(mask.subspan(at(p) * words, words));
-      plan_.offsets[at(p) + 1] = plan_.offsets[at(p)] + plan_.counts[at(p)];
-    }
   }
 
   //! A coordinate_statistic as a statistic of shard-relative indices.
@@ -363,7 +380,7 @@ class sparse_optimizer {
       }
       topk.exclude = pending;
     }
-    with_statistic([&](auto const& s) {
+    detail::with_statistic(options_, statistic_, [&](auto const& s) {
       shard_score<std::decay_t<decltype(s)>, Residual> const score{s,
                                                                    residual_at,
                                                                    moments_.m.data(),

@@ -60,4 +60,10 @@ struct random_statistic {
   }
 };
 
+//! Stands for the statistic named in the options.
+struct statistic_of_options {};
+
+template <class S>
+concept statistic_choice = coordinate_statistic<S> || std::same_as<S, statistic_of_options>;
+
 }  // namespace scape

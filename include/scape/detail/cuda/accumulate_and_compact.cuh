@@ -57,20 +57,24 @@ struct return_op {
 
   Wire const* packed;
   std::int64_t capacity;
-  float* residual;
-  Wire const* first_result;  //!< null: they were not delivered
-  bool has_result;           //!< whether this rank gets any value
+  float* residual;  //!< of element `residual_begin` and on
+  std::int64_t residual_begin;
+  Wire const* first_result;
+  bool has_result;  //!< whether this rank gets any value
+  bool failed;      //!< known at the launch
   gate step;
 
   [[nodiscard]] __device__ bool done() const {
     if (step.skips()) return true;
-    if (first_result == nullptr || step.fails()) return false;
+    if (failed || step.fails()) return false;
     return !has_result || !undelivered<Wire>::at(first_result);
   }
-  [[nodiscard]] __device__ float load(masked_element const& e) const { return residual[e.index]; }
+  [[nodiscard]] __device__ float load(masked_element const& e) const {
+    return residual[e.index - residual_begin];
+  }
   __device__ void store(masked_element const& e, float rest) const {
     if (e.position < capacity) {
-      residual[e.index] = rest + static_cast<float>(packed[e.position]);
+      residual[e.index - residual_begin] = rest + static_cast<float>(packed[e.position]);
     }
   }
 };

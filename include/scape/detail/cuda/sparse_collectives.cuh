@@ -30,55 +30,50 @@ int const* failure_flag_of(C const& comm) {
   }
 }
 
-//! Enqueues the pass over the elements of a range. `residual` points to element
-//! `residual_begin`; `ranks` take part in the sum.
+//! A part of the residual and where it is.
+struct residual_part {
+  index_range elements;
+  float* data;  //!< of element `begin` and on
+  std::int64_t begin = 0;
+};
+
+//! Enqueues the pass over one part of the residual; `ranks` take part in the sum.
 template <class Wire, class Gradient>
 void accumulate_and_compact(caller who, cuda_context const& ctx, layout const& layout,
-                            mask_ranks const& mask, index_range elements, Gradient const* gradient,
-                            float* residual, std::int64_t residual_begin,
-                            scalar_source<float> coefficient, std::span<Wire> packed, int ranks,
-                            gate const& step = {}) {
-  enqueue_masked_pass(who, ctx, layout, 0, layout.shards(), elements, mask,
+                            mask_ranks const& mask, Gradient const* gradient,
+                            residual_part const& residual, scalar_source<float> coefficient,
+                            std::span<Wire> packed, int ranks, gate const& step = {}) {
+  enqueue_masked_pass(who, ctx, layout, 0, layout.shards(), residual.elements, mask,
                       accumulate_and_compact_op<Wire, Gradient>{
-                          gradient, residual, residual_begin, coefficient, wire_limit<Wire>(ranks),
-                          packed.data(), std::ssize(packed), step});
+                          gradient, residual.data, residual.begin, coefficient,
+                          wire_limit<Wire>(ranks), packed.data(), std::ssize(packed), step});
 }
 
-//! Calls send(), which starts a collective that is to write `result`; behind it, or at once if it
-//! throws, goes a pass that gives the residual back what was not delivered.
+//! Calls send(), which starts a collective on ctx that is to write `result`. Behind it, or at once
+//! if it throws, go passes that give the residual back what was not delivered.
 template <class Wire, class Send>
 void send_packed(caller who, cuda_context const& ctx, layout const& layout, mask_ranks const& mask,
-                 std::span<Wire const> packed, std::span<Wire> result, float* residual,
-                 gate const& step, Send const& send) {
-  return_op<Wire> op{packed.data(), std::ssize(packed), residual,
-                     result.data(), !result.empty(),    step};
-  auto const give_back = [&] {
-    enqueue_masked_pass(who, ctx, layout, 0, layout.shards(), {0, layout.size()}, mask, op);
+                 std::span<Wire const> packed, std::span<Wire> result,
+                 std::span<residual_part const> residual, gate const& step, Send const& send) {
+  auto const give_back = [&](bool failed) {
+    for (auto const& part : residual) {
+      enqueue_masked_pass(who, ctx, layout, 0, layout.shards(), part.elements, mask,
+                          return_op<Wire>{packed.data(), std::ssize(packed), part.data, part.begin,
+                                          result.data(), !result.empty(), failed, step});
+    }
   };
   if (!result.empty()) {
     place_list<Wire> first;
     first.count = 1;
-    launch(who, ctx, mark_undelivered<Wire>, 1, 32, result.data(), first);
+    launch(who, ctx, mark_undelivered<Wire>, 1, warp_size, result.data(), first);
   }
   try {
     send();
   } catch (...) {
-    op.first_result = nullptr;
-    give_back();
+    give_back(true);
     throw;
   }
-  give_back();
-}
-
-template <class C, class Wire>
-void reduce_scatter_packed(caller who, cuda_context const& ctx, C& comm, layout const& layout,
-                           send_plan const& plan, mask_ranks const& mask, std::span<Wire> packed,
-                           std::span<Wire> values, float* residual, int const* skipped = nullptr) {
-  send_packed<Wire>(
-      who, ctx, layout, mask, packed, values, residual, {skipped, failure_flag_of(comm)}, [&] {
-        comm.reduce_scatter(ctx, std::span<Wire const>(packed), values, plan.counts, std::plus<>())
-            .wait(ctx);
-      });
+  give_back(false);
 }
 
 //! Gathers this rank's elements of `vector` into their place of `packed`, all-gathers, and

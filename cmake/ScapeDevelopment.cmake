@@ -7,8 +7,13 @@ add_library(scape_development INTERFACE)
 target_link_libraries(scape_development INTERFACE scape::scape)
 
 set(SCAPE_WARNINGS -Wall -Wextra -Wconversion -Wshadow)
+set(host_flags ${SCAPE_WARNINGS} $<$<BOOL:${SCAPE_WERROR}>:-Werror>
+    $<$<BOOL:${SCAPE_NATIVE}>:-march=native>)
+list(JOIN host_flags "," cuda_host_flags)
 target_compile_options(scape_development INTERFACE
-  ${SCAPE_WARNINGS} $<$<BOOL:${SCAPE_WERROR}>:-Werror> $<$<BOOL:${SCAPE_NATIVE}>:-march=native>)
+  "$<$<COMPILE_LANGUAGE:CXX>:${host_flags}>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${cuda_host_flags}>"
+  "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${SCAPE_WERROR}>>:-Werror=all-warnings>")
 if(SCAPE_SANITIZE)
   list(JOIN SCAPE_SANITIZE "," sanitizers)
   set(sanitizer_flags -fsanitize=${sanitizers} -fno-sanitize-recover=all)

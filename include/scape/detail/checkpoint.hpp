@@ -48,6 +48,12 @@ inline constexpr std::uint32_t checkpoint_version = 1;
   return hash.value();
 }
 
+//! The memory of contiguous ranges, as sections.
+template <class... Ranges>
+[[nodiscard]] std::array<std::span<std::byte>, sizeof...(Ranges)> sections_of(Ranges&... ranges) {
+  return {std::as_writable_bytes(std::span(ranges))...};
+}
+
 inline void save_checkpoint(std::ostream& out, checkpoint_header const& header,
                             std::span<std::span<std::byte> const> sections) {
   fnv1a hash;

@@ -6,7 +6,6 @@
 //! shard, all-gather of all parameters. The baseline, and what density 1 equals bit for bit.
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <istream>
@@ -26,6 +25,19 @@
 #include <scape/workspace.hpp>
 
 namespace scape {
+
+namespace detail {
+
+//! What a saved state of the dense optimizer belongs to; the same on every backend.
+template <class Rule, communicator C>
+checkpoint_header identity(C const& comm, layout const& layout) {
+  return {.fingerprint = layout.fingerprint(),
+          .rule = hash_of("dense") ^ hash_of(Rule::name),
+          .rank = static_cast<std::uint64_t>(comm.rank()),
+          .size = static_cast<std::uint64_t>(comm.size())};
+}
+
+}  // namespace detail
 
 //! @tparam Rule adams or adamw
 template <class Rule, communicator C>
@@ -130,15 +142,16 @@ class dense_optimizer {
   [[nodiscard]] std::span<float const> first_moment() const noexcept { return m_; }
 
   //! Writes this rank's state. Throws checkpoint_error when the stream fails.
-  void save(context_type const&, std::ostream& out) const {
-    auto header = identity();
+  void save(context_type const&, std::ostream& out) {
+    auto header = detail::identity<Rule>(*comm_, layout_);
     header.step = static_cast<std::uint64_t>(step_);
     header.skipped = static_cast<std::uint64_t>(skipped_);
-    detail::save_checkpoint(out, header, sections());
+    detail::save_checkpoint(out, header, detail::sections_of(m_, v_));
   }
   //! Restores it bit for bit, or throws checkpoint_error and leaves the state as it is.
   void load(context_type const&, std::istream& in) {
-    auto const header = detail::load_checkpoint(in, identity(), sections());
+    auto const header = detail::load_checkpoint(in, detail::identity<Rule>(*comm_, layout_),
+                                                detail::sections_of(m_, v_));
     step_ = static_cast<std::int64_t>(header.step);
     skipped_ = static_cast<std::int64_t>(header.skipped);
   }
@@ -146,17 +159,6 @@ class dense_optimizer {
  private:
   [[nodiscard]] std::int64_t shard_size() const noexcept {
     return layout_.shard_size(comm_->rank());
-  }
-
-  [[nodiscard]] std::array<std::span<std::byte>, 2> sections() const noexcept {
-    return {std::as_writable_bytes(m_), std::as_writable_bytes(v_)};
-  }
-
-  [[nodiscard]] detail::checkpoint_header identity() const {
-    return {.fingerprint = layout_.fingerprint(),
-            .rule = detail::hash_of("dense") ^ detail::hash_of(Rule::name),
-            .rank = static_cast<std::uint64_t>(comm_->rank()),
-            .size = static_cast<std::uint64_t>(comm_->size())};
   }
 
   void update(host_context const& ctx, rebuild_scalars const& scalars, std::span<float const> sums,

@@ -205,12 +205,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     learn_verdict();
     masks_.wait_all(ctx);
     try {
-      if constexpr (requires { comm_->synchronize(ctx); }) {
-        comm_->synchronize(ctx);
-      } else {
-        detail::check_cuda(cudaStreamSynchronize(ctx.stream), who("sparse_optimizer::synchronize"),
-                           "cudaStreamSynchronize");
-      }
+      detail::cuda::synchronize(who("sparse_optimizer::synchronize"), ctx, *comm_);
     } catch (...) {
       broken_ = true;
       throw;
@@ -219,15 +214,9 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
 
   //! Synchronizes, and tells all about the last step but its times.
   [[nodiscard]] step_report report(cuda_context const& ctx) {
-    auto const state = read_state(ctx);
     auto result = report_;
-    result.skipped = state.skipped != 0;
-    result.step = state.steps - (result.skipped ? 0 : 1);
-    result.gradient_norm = state.norm;
-    result.clip_factor = state.clip_factor;
+    read_state(ctx).fill(result);
     if (options_.statistics) {
-      auto const bits = static_cast<double>(state.mask_bits);
-      result.mask_overlap = bits == 0 ? 0 : static_cast<double>(state.common_bits) / bits;
       std::vector<float> residual(at(layout_.size()));
       copy_residual(ctx, residual);
       double square = 0;
@@ -281,14 +270,10 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     auto const header = detail::load_checkpoint(
         in, detail::identity<Rule>(*comm_, layout_, options_), copy.sections());
     copy.transfer(*this, op, [](auto* host, auto* own) { return std::pair(own, host); });
-    detail::cuda::optimizer_state state = {};
-    state.steps = static_cast<std::int64_t>(header.step);
-    state.skipped_steps = static_cast<std::int64_t>(header.skipped);
-    detail::check_cuda(cudaMemcpy(state_, &state, sizeof(state), cudaMemcpyDefault), op,
-                       "cudaMemcpy");
+    detail::cuda::write_state(op, state_, header);
     detail::check_cuda(cudaMemsetAsync(hints_.data(), 0, hints_.size_bytes(), ctx.stream), op,
                        "cudaMemsetAsync");
-    call_ = state.steps;
+    call_ = static_cast<std::int64_t>(header.step);
     restored_until_ = call_ + options_.lag;
     restored_plans_.assign(at(options_.lag), plan_);
     for (auto s = call_; s < restored_until_; ++s) {
@@ -373,9 +358,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
       if (part.elements.size() == 0) continue;
       auto const [to, from] =
           order(host.data() + part.elements.begin, part.data + (part.elements.begin - part.begin));
-      detail::check_cuda(
-          cudaMemcpy(to, from, at(part.elements.size()) * sizeof(float), cudaMemcpyDefault), op,
-          "cudaMemcpy");
+      detail::cuda::copy(op, to, from, at(part.elements.size()) * sizeof(float));
     }
   }
 
@@ -399,8 +382,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
       o.copy_residual(op, residual, order);
       auto const copy = [&](auto& host, auto const& own) {
         auto const [to, from] = order(host.data(), own.data());
-        detail::check_cuda(cudaMemcpy(to, from, own.size_bytes(), cudaMemcpyDefault), op,
-                           "cudaMemcpy");
+        detail::cuda::copy(op, to, from, own.size_bytes());
       };
       copy(m, o.moments_.m);
       copy(v, o.moments_.v);
@@ -480,8 +462,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     comm_->all_reduce(ctx, std::span<double const>(sums), sums, std::plus<>()).wait(ctx);
     synchronize(ctx);
     std::array<double, 2> sum = {};
-    detail::check_cuda(cudaMemcpy(sum.data(), sums.data(), sizeof(sum), cudaMemcpyDefault), op,
-                       "cudaMemcpy");
+    detail::cuda::copy(op, sum.data(), sums.data(), sizeof(sum));
     detail::expect_same_step(op, call_, sum);
     restored_ = false;
   }
@@ -610,10 +591,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
 
   detail::cuda::optimizer_state read_state(cuda_context const& ctx) {
     synchronize(ctx);
-    detail::cuda::optimizer_state state;
-    detail::check_cuda(cudaMemcpy(&state, state_, sizeof(state), cudaMemcpyDefault),
-                       who("sparse_optimizer"), "cudaMemcpy");
-    return state;
+    return detail::cuda::read_state(who("sparse_optimizer"), state_);
   }
 
   C* comm_;

@@ -296,10 +296,8 @@ class sparse_optimizer {
         plan_(layout_.plan(1)),
         next_plan_(plan_) {}
 
-  [[nodiscard]] std::array<std::span<std::byte>, 5> sections() const noexcept {
-    return {std::as_writable_bytes(residual_), std::as_writable_bytes(moments_.m),
-            std::as_writable_bytes(moments_.v), std::as_writable_bytes(moments_.age),
-            std::as_writable_bytes(mask_storage_)};
+  [[nodiscard]] auto sections() noexcept {
+    return detail::sections_of(residual_, moments_.m, moments_.v, moments_.age, mask_storage_);
   }
 
   void expect_intact(detail::caller who) const {

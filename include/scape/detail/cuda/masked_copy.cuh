@@ -66,4 +66,13 @@ __global__ void mark_undelivered(T* values, place_list<T> places) {
   }
 }
 
+//! Enqueues the mark of the first value, if there is one.
+template <class T>
+void mark_first(caller who, cuda_context const& ctx, std::span<T> values) {
+  if (values.empty()) return;
+  place_list<T> first;
+  first.count = 1;
+  launch(who, ctx, mark_undelivered<T>, 1, warp_size, values.data(), first);
+}
+
 }  // namespace scape::detail::cuda

@@ -36,7 +36,32 @@ struct scale_table {
     }
     return low;
   }
+  [[nodiscard]] __device__ rebuild_scalars apply(int range, rebuild_scalars scalars) const {
+    scalars.learning_rate *= lr_scale[range];
+    scalars.weight_decay *= decay_scale[range];
+    return scalars;
+  }
 };
+
+//! Calls f(table, elements) for tables that together hold all scale ranges of a shard; `elements`
+//! are the shard-relative ones of a table.
+template <class F>
+void for_each_scale_table(layout const& layout, int shard, F const& f) {
+  auto scales = layout.scales(shard);
+  while (!scales.empty()) {
+    auto const part = scales.first(std::min<std::size_t>(scale_table::capacity, scales.size()));
+    scale_table table;
+    for (auto const& scale : part) {
+      auto const i = table.count++;
+      table.end[i] = scale.range.end;
+      table.lr_scale[i] = scale.lr_scale;
+      table.decay_scale[i] = scale.decay_scale;
+      table.frozen[i] = scale.frozen;
+    }
+    f(table, index_range{part.front().range.begin, part.back().range.end});
+    scales = scales.subspan(part.size());
+  }
+}
 
 //! The arrays of one shard. `v` is null for rules that keep no second moment, `copy` is null
 //! unless the model's weights are of another type than the master weights `w`.
@@ -99,10 +124,8 @@ struct rebuild_op {
       }
       return;
     }
-    auto scaled = scalars.get();
-    scaled.learning_rate *= scales.lr_scale[scale];
-    scaled.weight_decay *= scales.decay_scale[scale];
-    rebuild_element<Rule>(scaled, x.sum, static_cast<float>(tau), x.m, x.v, x.w);
+    rebuild_element<Rule>(scales.apply(scale, scalars.get()), x.sum, static_cast<float>(tau), x.m,
+                          x.v, x.w);
     shard.m[i] = x.m;
     if constexpr (Rule::keeps_second_moment) shard.v[i] = x.v;
     shard.w[i] = x.w;
@@ -117,30 +140,13 @@ void masked_rebuild(caller who, cuda_context const& ctx, layout const& layout, i
                     mask_ranks const& ranks, std::int64_t position, std::span<Wire const> values,
                     scalar_source<rebuild_scalars> const& scalars, bool decay_unmasked,
                     shard_arrays<Weight> const& arrays, gate const& step = {}) {
-  auto const scales = layout.scales(shard);
-  for (std::size_t first = 0; first < scales.size(); first += scale_table::capacity) {
-    auto const part =
-        scales.subspan(first, std::min<std::size_t>(scale_table::capacity, scales.size() - first));
-    rebuild_op<Rule, Wire, Weight> op{.scalars = scalars,
-                                      .scales = {},
-                                      .decay_unmasked = decay_unmasked,
-                                      .begin = layout.begin(shard),
-                                      .values = values.data(),
-                                      .count = std::ssize(values),
-                                      .position = position,
-                                      .shard = arrays,
-                                      .step = step};
-    for (auto const& scale : part) {
-      auto const i = op.scales.count++;
-      op.scales.end[i] = scale.range.end;
-      op.scales.lr_scale[i] = scale.lr_scale;
-      op.scales.decay_scale[i] = scale.decay_scale;
-      op.scales.frozen[i] = scale.frozen;
-    }
-    enqueue_masked_pass(who, ctx, layout, shard, shard + 1,
-                        {op.begin + part.front().range.begin, op.begin + part.back().range.end},
-                        ranks, op);
-  }
+  for_each_scale_table(layout, shard, [&](scale_table const& scales, index_range elements) {
+    auto const begin = layout.begin(shard);
+    enqueue_masked_pass(
+        who, ctx, layout, shard, shard + 1, {begin + elements.begin, begin + elements.end}, ranks,
+        rebuild_op<Rule, Wire, Weight>{scalars, scales, decay_unmasked, begin, values.data(),
+                                       std::ssize(values), position, arrays, step});
+  });
 }
 
 }  // namespace scape::detail::cuda

@@ -10,6 +10,7 @@
 #include <span>
 
 #include <scape/concepts.hpp>
+#include <scape/detail/checkpoint.hpp>
 #include <scape/detail/cuda/launch.cuh>
 #include <scape/detail/cuda/sum_of_squares.cuh>
 #include <scape/optim/options.hpp>
@@ -26,6 +27,16 @@ struct optimizer_state {
   double own_square, all_square;
   double norm, clip_factor;
   unsigned long long mask_bits, common_bits;
+
+  //! What a report says of the last step.
+  void fill(step_report& report) const noexcept {
+    report.skipped = skipped != 0;
+    report.step = steps - (report.skipped ? 0 : 1);
+    report.gradient_norm = norm;
+    report.clip_factor = clip_factor;
+    report.mask_overlap =
+        mask_bits == 0 ? 0 : static_cast<double>(common_bits) / static_cast<double>(mask_bits);
+  }
 };
 
 template <class State>
@@ -53,6 +64,35 @@ __global__ void begin_step(State* state, adam_options options, age_scaling momen
 template <class State>
 __global__ void end_step(State* state) {
   state->skipped != 0 ? ++state->skipped_steps : ++state->steps;
+}
+
+//! A copy that is done when it returns, whichever side is the device's.
+inline void copy(caller who, void* to, void const* from, std::size_t bytes) {
+  check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), who, "cudaMemcpy");
+}
+
+inline optimizer_state read_state(caller who, optimizer_state const* state) {
+  optimizer_state result;
+  copy(who, &result, state, sizeof(result));
+  return result;
+}
+
+//! The state of an optimizer that continues from a file.
+inline void write_state(caller who, optimizer_state* state, checkpoint_header const& header) {
+  optimizer_state fresh = {};
+  fresh.steps = static_cast<std::int64_t>(header.step);
+  fresh.skipped_steps = static_cast<std::int64_t>(header.skipped);
+  copy(who, state, &fresh, sizeof(fresh));
+}
+
+//! Waits for the stream as long as the communicator thinks fit, if it has an opinion.
+template <class C>
+void synchronize(caller who, cuda_context const& ctx, C& comm) {
+  if constexpr (requires { comm.synchronize(ctx); }) {
+    comm.synchronize(ctx);
+  } else {
+    check_cuda(cudaStreamSynchronize(ctx.stream), who, "cudaStreamSynchronize");
+  }
 }
 
 //! Enqueues the start of a step: norm, agreement, verdict.

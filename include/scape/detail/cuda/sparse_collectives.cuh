@@ -62,11 +62,7 @@ void send_packed(caller who, cuda_context const& ctx, layout const& layout, mask
                                           result.data(), !result.empty(), failed, step});
     }
   };
-  if (!result.empty()) {
-    place_list<Wire> first;
-    first.count = 1;
-    launch(who, ctx, mark_undelivered<Wire>, 1, warp_size, result.data(), first);
-  }
+  mark_first(who, ctx, result);
   try {
     send();
   } catch (...) {

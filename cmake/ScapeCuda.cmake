@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+# scape::cuda and scape::nccl: the headers that need the CUDA Toolkit, and those that need NCCL too.
+# Part of this project's build and of its package; a backend that is not installed has no target.
+list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
+find_package(CUDAToolkit 13 QUIET)
+find_package(NCCL QUIET)
+list(POP_BACK CMAKE_MODULE_PATH)
+
+if(CUDAToolkit_FOUND AND NOT TARGET scape::cuda)
+  add_library(scape::cuda INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(scape::cuda INTERFACE scape::scape CUDA::cudart)
+endif()
+if(TARGET scape::cuda AND NCCL_FOUND AND NOT TARGET scape::nccl)
+  add_library(scape::nccl INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(scape::nccl INTERFACE scape::cuda NCCL::NCCL)
+endif()

@@ -44,7 +44,12 @@ struct cuda_backend {
       detail::check_cuda(cudaMemsetAsync(memory.bytes().data(), 0xcb, scratch, stream.get()),
                          "cuda_backend", "cudaMemsetAsync");
     }
-    f(cuda_context{stream.get(), memory.bytes()});
+    try {
+      f(cuda_context{stream.get(), memory.bytes()});
+    } catch (...) {
+      cudaStreamSynchronize(stream.get());
+      throw;
+    }
     stream.synchronize();
   }
 };

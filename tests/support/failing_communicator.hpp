@@ -17,11 +17,12 @@ namespace scape::testing {
 
 enum class failure_point { start, wait };
 
+template <class Context = host_context>
 class failing_communicator {
  public:
-  using context_type = host_context;
+  using context_type = Context;
   struct handle_type {
-    void wait(host_context const&) { throw peer_error("wait", "rank 1 is gone", 1, 0, 1); }
+    void wait(Context const&) { throw peer_error("wait", "rank 1 is gone", 1, 0, 1); }
   };
 
   explicit failing_communicator(failure_point point) : point_(point) {}
@@ -29,17 +30,17 @@ class failing_communicator {
   [[nodiscard]] int size() const noexcept { return 1; }
 
   template <class T>
-  handle_type all_gather(host_context const&, std::type_identity_t<std::span<T const>>,
+  handle_type all_gather(Context const&, std::type_identity_t<std::span<T const>>,
                          std::span<T>, std::span<std::int64_t const>) {
     return fail();
   }
   template <class T, class Op = std::plus<>>
-  handle_type reduce_scatter(host_context const&, std::type_identity_t<std::span<T const>>,
+  handle_type reduce_scatter(Context const&, std::type_identity_t<std::span<T const>>,
                              std::span<T>, std::span<std::int64_t const>, Op = {}) {
     return fail();
   }
   template <class T, class Op = std::plus<>>
-  handle_type all_reduce(host_context const&, std::type_identity_t<std::span<T const>>,
+  handle_type all_reduce(Context const&, std::type_identity_t<std::span<T const>>,
                          std::span<T>, Op = {}) {
     return fail();
   }

@@ -76,6 +76,8 @@ struct rig {
     optimizer.load(ctx, in);
   }
 
+  [[nodiscard]] std::int64_t skipped_steps() const { return optimizer.skipped_steps(); }
+
   [[nodiscard]] optimizer_state state() const {
     auto const copy = [](auto const& s) {
       return std::vector<std::remove_cv_t<typename std::decay_t<decltype(s)>::element_type>>(
@@ -86,6 +88,19 @@ struct rig {
             copy(moments.age), copy(optimizer.last_mask()), optimizer.steps()};
   }
 };
+
+//! The rig of an optimizer on the host or on devices.
+template <class Optimizer, bool Cuda>
+struct rig_choice {
+  using type = rig<Optimizer>;
+};
+template <class Backend, class Optimizer>
+using rig_on = typename rig_choice<Optimizer, Backend::cuda>::type;
+template <class Backend, class Rule, class Wire = float>
+using sparse_rig_on = rig_on<Backend, sparse_optimizer<Rule, typename Backend::communicator, Wire>>;
+
+template <class Backend, class Rule>
+using dense_rig_on = rig_on<Backend, dense_optimizer<Rule, typename Backend::communicator>>;
 
 template <class Rule, class Wire = float, class Comm = thread_communicator>
 using sparse_rig = rig<sparse_optimizer<Rule, Comm, Wire>>;

@@ -56,7 +56,7 @@ inline std::vector<std::int64_t> set_elements(std::vector<bool> const& mask) {
 
 //! `size` elements of T, `offset` elements past an address aligned to the cache line, inside an
 //! allocation that ends where they do or, with guards, after a region that must not change.
-template <class T>
+template <class T, class Memory = std::vector<std::byte>>
 class guarded {
  public:
   explicit guarded(std::int64_t size, std::int64_t offset = 0, std::int64_t guard = 80)
@@ -86,7 +86,7 @@ class guarded {
   }
 
  private:
-  std::vector<std::byte> memory_;
+  Memory memory_;
   std::size_t size_;
   std::size_t begin_ = 0;
 };

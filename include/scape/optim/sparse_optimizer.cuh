@@ -230,11 +230,13 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   [[nodiscard]] std::int64_t skipped_steps(cuda_context const& ctx) {
     return read_state(ctx).skipped_steps;
   }
-  //! Copies this rank's unsent part of every parameter, n elements, into host memory. Synchronizes.
+  //! Copies this rank's unsent part of every parameter, n elements, into host memory. Synchronizes,
+  //! and works after a failure too: nothing that was accumulated is lost.
   void copy_residual(cuda_context const& ctx, std::span<float> out) {
     auto const op = who("sparse_optimizer::copy_residual");
     detail::expect_equal(op, "the length of the output", std::ssize(out), layout_.size());
-    synchronize(ctx);
+    if (!broken_) synchronize(ctx);
+    detail::check_cuda(cudaStreamSynchronize(ctx.stream), op, "cudaStreamSynchronize");
     copy_residual(op, out, [](auto* host, auto* own) { return std::pair(host, own); });
   }
   //! Moments and ages of this rank's shard, in device memory.

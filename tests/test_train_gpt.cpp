@@ -248,6 +248,7 @@ TEST_CASE("the command line spells out the runs") {
   CHECK(suite.runs[3].name == "scape-adams-99");
   CHECK(suite.runs[3].ramp == 250);
   CHECK(suite.runs[3].lr == suite.runs[1].lr);
+  CHECK(suite.device == device_kind::host);
 
   auto const seeds = parse({"--suite", "quality", "--seed", "5", "--seeds", "2"});
   REQUIRE(seeds.runs.size() == 8);
@@ -268,6 +269,7 @@ TEST_CASE("the command line spells out the runs") {
   CHECK(message_of({"--optimizer", "scape-adams", "--density", "1.5"}) ==
         "--density is 1.5, expected a value in [0, 1]");
   CHECK(message_of({"--ranks", "0"}) == "--ranks is 0, expected a value in [1, 1024]");
+  CHECK(message_of({"--device", "cuda", "--ranks", "1024"}).starts_with("--device cuda: "));
   CHECK(message_of({"--seeds", "-1"}).starts_with("--seeds is"));
   CHECK(message_of({"--lag", "2000000000"}).starts_with("--lag is"));
   CHECK(message_of({"--steps", "99999999999999999999"}).starts_with("--steps"));

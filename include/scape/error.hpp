@@ -98,7 +98,8 @@ struct caller {
   constexpr caller(std::string_view op, int rank_of_size, int of) noexcept
       : operation(op), rank(rank_of_size), size(of) {}
 
-  [[noreturn]] void fail(std::string const& what, source_location where) const {
+  [[noreturn]] void fail(std::string const& what,
+                         source_location where = source_location::current()) const {
     throw argument_error(std::string(operation), what, rank, size, where);
   }
 };

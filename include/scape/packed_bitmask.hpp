@@ -61,6 +61,33 @@ struct const_bitmask_view : detail::basic_bitmask_view<mask_word const> {
   const_bitmask_view(bitmask_view mask) : basic_bitmask_view(mask.words, mask.size) {}  // NOLINT
 };
 
+namespace detail {
+
+inline void expect_rank_element(const_bitmask_view mask, std::int64_t i) {
+  if (i >= 0 && i <= mask.size) return;
+  throw argument_error("packed_bitmask::rank", "element " + std::to_string(i) + " is outside [0, " +
+                                                   std::to_string(mask.size) + "]");
+}
+
+[[noreturn]] inline void no_such_bit(const_bitmask_view mask, std::int64_t r) {
+  throw argument_error("packed_bitmask::select", "there is no set bit number " + std::to_string(r) +
+                                                     " in a mask of " + std::to_string(mask.size) +
+                                                     " elements");
+}
+
+template <std::integral Index>
+void expect_index_type(const_bitmask_view mask) {
+  expect(std::cmp_less_equal(mask.size, std::numeric_limits<Index>::max()),
+         "packed_bitmask::unpack_indices", "the index type is too small for the mask");
+}
+
+inline void expect_combinable(const_bitmask_view a, const_bitmask_view b, const_bitmask_view out) {
+  expect_equal("packed_bitmask::combine", "the size of the second mask", b.size, a.size);
+  expect_equal("packed_bitmask::combine", "the size of the output", out.size, a.size);
+}
+
+}  // namespace detail
+
 namespace packed_bitmask {
 
 //! Sets bit i to predicate(i), for i < n. `mask` has n elements.
@@ -118,11 +145,7 @@ void pack_indices(host_context const&, Indices const& indices, bitmask_view mask
 //! Number of set bits below element i, 0 <= i <= mask.size.
 [[nodiscard]] inline std::int64_t rank(host_context const& ctx, const_bitmask_view mask,
                                        std::int64_t i) {
-  if (i < 0 || i > mask.size) {
-    throw argument_error(
-        "packed_bitmask::rank",
-        "element " + std::to_string(i) + " is outside [0, " + std::to_string(mask.size) + "]");
-  }
+  detail::expect_rank_element(mask, i);
   return detail::ranked_parts(ctx, mask.words.data(), i).count();
 }
 
@@ -130,11 +153,7 @@ void pack_indices(host_context const&, Indices const& indices, bitmask_view mask
 [[nodiscard]] inline std::int64_t select(host_context const&, const_bitmask_view mask,
                                          std::int64_t r) {
   auto const element = detail::select(mask.words.data(), mask.size, r);
-  if (element < 0) {
-    throw argument_error("packed_bitmask::select", "there is no set bit number " +
-                                                       std::to_string(r) + " in a mask of " +
-                                                       std::to_string(mask.size) + " elements");
-  }
+  if (element < 0) detail::no_such_bit(mask, r);
   return element;
 }
 
@@ -156,8 +175,7 @@ inline void unpack_bytes(host_context const& ctx, const_bitmask_view mask,
 template <std::integral Index>
 void unpack_indices(host_context const& ctx, const_bitmask_view mask, std::span<Index> indices) {
   constexpr auto op = "packed_bitmask::unpack_indices";
-  detail::expect(std::cmp_less_equal(mask.size, std::numeric_limits<Index>::max()), op,
-                 "the index type is too small for the mask");
+  detail::expect_index_type<Index>(mask);
   detail::ranked_parts const parts(ctx, mask.words.data(), mask.size);
   detail::expect_equal(op, "the number of indices", std::ssize(indices), parts.count());
   detail::for_each_set(parts, [out = indices.data()](std::int64_t element, std::int64_t r) {
@@ -197,8 +215,7 @@ void scatter(host_context const& ctx, const_bitmask_view mask,
 template <class Op>
 void combine(host_context const& ctx, const_bitmask_view a, const_bitmask_view b, bitmask_view out,
              Op const& op) {
-  detail::expect_equal("packed_bitmask::combine", "the size of the second mask", b.size, a.size);
-  detail::expect_equal("packed_bitmask::combine", "the size of the output", out.size, a.size);
+  detail::expect_combinable(a, b, out);
   detail::combine(ctx, a.words.data(), b.words.data(), a.size, out.words.data(), op);
 }
 

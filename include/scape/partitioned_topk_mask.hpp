@@ -5,9 +5,9 @@
 //! The mask of a shard: exactly k bits per selection group, where a statistic is largest.
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <span>
 #include <string>
 
@@ -16,6 +16,7 @@
 #include <scape/context/host.hpp>
 #include <scape/detail/host/topk.hpp>
 #include <scape/detail/mask_ranges.hpp>
+#include <scape/detail/topk_key.hpp>
 #include <scape/error.hpp>
 #include <scape/layout.hpp>
 #include <scape/workspace.hpp>
@@ -24,13 +25,6 @@ namespace scape {
 
 //! Where a NaN ranks: before infinity, so that it is sent and seen, or after zero.
 enum class nan_policy : std::uint8_t { first, last };
-
-//! Memory of one selection group from call to call. It makes the next selection faster, never
-//! different: any content is valid, a new one knows nothing.
-struct topk_hint {
-  std::int32_t key = 0;    //!< of the k-th largest element, as an integer; 0: unknown
-  std::int32_t width = 0;  //!< how far the next one may be from it
-};
 
 struct topk_options {
   //! Words of the shard; these elements are taken only if a group has fewer than k others, and
@@ -42,35 +36,39 @@ struct topk_options {
 
 namespace detail {
 
-//! A hundredth of the threshold, about: where nothing is known of its pace.
-inline constexpr std::int32_t default_topk_hint_width = 1 << 16;
-inline constexpr std::int32_t max_topk_hint_width = 1 << 26;
-
-inline topk::bracket bracket_of(topk_hint const& hint) noexcept {
-  if (hint.key < topk::smallest_key || hint.key > topk::largest_key) return {1, 0};
-  auto const width = std::clamp(hint.width, 0, max_topk_hint_width);
-  return {std::max(hint.key - width, topk::smallest_key),
-          hint.key + std::min(width, topk::largest_key - hint.key)};
+//! The arguments of a selection, but for its scratch memory.
+inline void expect_selection(caller who, layout const& layout, send_plan const& plan, int shard,
+                             std::span<mask_word const> mask, topk_options const& options) {
+  expect(shard >= 0 && shard < layout.shards(), who, [&] {
+    return "shard " + std::to_string(shard) + " is not one of the layout's " +
+           std::to_string(layout.shards());
+  });
+  auto const groups = layout.groups(shard);
+  expect_equal(who, "the number of words of the mask", std::ssize(mask), layout.words_per_shard());
+  if (!options.exclude.empty()) {
+    expect_equal(who, "the number of words to exclude", std::ssize(options.exclude),
+                 layout.words_per_shard());
+  }
+  if (!options.hints.empty()) {
+    expect_equal(who, "the number of hints", std::ssize(options.hints), std::ssize(groups),
+                 "give one per selection group of the shard");
+  }
+  auto const first = layout.first_group(shard);
+  expect(plan.group_k.size() >= first + groups.size(), who, [&] {
+    return "the plan has " + std::to_string(plan.group_k.size()) + " groups, at least " +
+           std::to_string(first + groups.size()) + " are needed; use layout.plan()";
+  });
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    auto const k = plan.group_k[first + g];
+    expect(k >= 0 && k <= groups[g].length, who, [&] {
+      return "k of group " + std::to_string(g) + " is " + std::to_string(k) + ", the group has " +
+             std::to_string(groups[g].length) + " elements";
+    });
+  }
 }
 
-//! Follows the threshold: wide enough for four times its last move, but not for more than 1/64 of
-//! the elements, as those inside cost more than those outside. Width 0 is for heavy ties.
-inline void learn(topk_hint& hint, topk::outcome const& found, std::int64_t length) noexcept {
-  if (found.threshold == 0) return;
-  auto const tried = bracket_of(hint);
-  auto width = std::int64_t{default_topk_hint_width};
-  if (!tried.empty()) {
-    auto const move = std::abs(std::int64_t{found.threshold} - hint.key);
-    auto const used = std::int64_t{std::clamp(hint.width, 0, max_topk_hint_width)};
-    auto const least =
-        tried.holds(found.threshold) ? std::max<std::int64_t>(used - used / 4, 1) : width;
-    width = std::max(4 * move, least);
-    if (found.inside_counted && found.inside > length / 64) {
-      width = std::min(width, used * (length / 128) / found.inside);
-    }
-  }
-  hint = {found.threshold,
-          static_cast<std::int32_t>(std::min<std::int64_t>(width, max_topk_hint_width))};
+inline topk::key nan_key_of(nan_policy nan) noexcept {
+  return nan == nan_policy::first ? topk::largest_key : topk::smallest_key;
 }
 
 }  // namespace detail
@@ -89,7 +87,10 @@ SCAPE_ALWAYS_INLINE void prefetch_word(T const* p) noexcept {
 
 //! Scratch bytes for any shard of the layout and any number of threads: a quarter of a byte per
 //! element of the longest shard and about 200 kB, or less if that has fewer than 2^14 elements.
-inline std::size_t partitioned_topk_mask_bytes(layout const& layout) {
+//! The .cuh has the one for a cuda_context.
+template <execution_context Context = host_context>
+std::size_t partitioned_topk_mask_bytes(layout const& layout) {
+  static_assert(std::same_as<Context, host_context>, "include <scape/partitioned_topk_mask.cuh>");
   return detail::topk::scratch_bytes(layout.max_shard_size());
 }
 
@@ -109,39 +110,13 @@ void partitioned_topk_mask(host_context const& ctx, layout const& layout, send_p
                            int shard, F const& statistic, std::span<mask_word> mask,
                            topk_options const& options = {}) {
   constexpr auto op = "partitioned_topk_mask";
-  detail::expect(shard >= 0 && shard < layout.shards(), op, [&] {
-    return "shard " + std::to_string(shard) + " is not one of the layout's " +
-           std::to_string(layout.shards());
-  });
-  auto const groups = layout.groups(shard);
-  detail::expect_equal(op, "the number of words of the mask", std::ssize(mask),
-                       layout.words_per_shard());
-  if (!options.exclude.empty()) {
-    detail::expect_equal(op, "the number of words to exclude", std::ssize(options.exclude),
-                         layout.words_per_shard());
-  }
-  if (!options.hints.empty()) {
-    detail::expect_equal(op, "the number of hints", std::ssize(options.hints), std::ssize(groups),
-                         "give one per selection group of the shard");
-  }
-  auto const first = layout.first_group(shard);
-  detail::expect(plan.group_k.size() >= first + groups.size(), op, [&] {
-    return "the plan has " + std::to_string(plan.group_k.size()) + " groups, at least " +
-           std::to_string(first + groups.size()) + " are needed; use layout.plan()";
-  });
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    auto const k = plan.group_k[first + g];
-    detail::expect(k >= 0 && k <= groups[g].length, op, [&] {
-      return "k of group " + std::to_string(g) + " is " + std::to_string(k) + ", the group has " +
-             std::to_string(groups[g].length) + " elements";
-    });
-  }
+  detail::expect_selection(op, layout, plan, shard, mask, options);
   detail::expect_scratch(op, ctx.scratch.size(), partitioned_topk_mask_bytes(layout));
 
+  auto const groups = layout.groups(shard);
+  auto const first = layout.first_group(shard);
   std::ranges::fill(mask, mask_word{0});
-  detail::topk::key_source const keys(statistic, options.nan == nan_policy::first
-                                                     ? detail::topk::largest_key
-                                                     : detail::topk::smallest_key);
+  detail::topk::key_source const keys(statistic, detail::nan_key_of(options.nan));
   for (std::size_t g = 0; g < groups.size(); ++g) {
     auto const& group = groups[g];
     if (group.policy == span_policy::always) {
@@ -151,8 +126,8 @@ void partitioned_topk_mask(host_context const& ctx, layout const& layout, send_p
     auto* const hint = options.hints.empty() ? nullptr : &options.hints[g];
     auto const found = detail::topk::select(
         ctx, {group.ranges, options.exclude.data(), group.length}, plan.group_k[first + g], keys,
-        hint ? detail::bracket_of(*hint) : detail::topk::bracket{1, 0}, mask.data());
-    if (hint) detail::learn(*hint, found, group.length);
+        hint ? detail::topk::bracket_of(*hint) : detail::topk::bracket{1, 0}, mask.data());
+    if (hint) detail::topk::learn(*hint, found, group.length);
   }
 }
 

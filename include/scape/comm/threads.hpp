@@ -192,11 +192,11 @@ class thread_communicator {
             .send = reinterpret_cast<std::byte const*>(send),
             .recv = reinterpret_cast<std::byte*>(recv)};
   }
-  [[nodiscard]] detail::collective_caller caller(detail::thread_call const& call) const noexcept {
+  [[nodiscard]] detail::caller caller(detail::thread_call const& call) const noexcept {
     return {call.operation, rank_, size_};
   }
   thread_handle start(detail::thread_call const& call) {
-    if (engine_ == nullptr) caller(call).reject("the communicator has been moved from");
+    if (engine_ == nullptr) caller(call).fail("the communicator has been moved from");
     return {*engine_, rank_, call};
   }
 

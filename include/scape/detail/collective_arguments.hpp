@@ -34,17 +34,6 @@ concept reduction = element<T> && std::default_initializable<T> && std::is_empty
     std::default_initializable<Op> &&
     std::is_invocable_r_v<accumulator_t<T>, Op const&, accumulator_t<T>, accumulator_t<T>>;
 
-//! Who started what.
-struct collective_caller {
-  std::string_view operation;
-  int rank;
-  int size;
-
-  [[noreturn]] void reject(std::string const& what) const {
-    throw argument_error(std::string(operation), what, rank, size);
-  }
-};
-
 //! A caller's buffer without its type.
 struct collective_buffer {
   std::string_view name;
@@ -56,15 +45,15 @@ struct collective_buffer {
       : name(buffer_name), data(elements.data()), count(std::ssize(elements)) {}
 };
 
-inline void expect_count(collective_caller const& caller, collective_buffer const& buffer,
-                         std::int64_t want, std::string_view reason) {
+inline void expect_count(caller who, collective_buffer const& buffer, std::int64_t want,
+                         std::string_view reason) {
   if (buffer.count == want) return;
-  caller.reject(std::string(buffer.name) + " has " + std::to_string(buffer.count) +
-                " elements, expected " + std::to_string(want) + ", " + std::string(reason));
+  who.fail(std::string(buffer.name) + " has " + std::to_string(buffer.count) +
+           " elements, expected " + std::to_string(want) + ", " + std::string(reason));
 }
 
 //! Throws unless `part` starts exactly `offset` bytes into `whole` or the two do not touch.
-inline void expect_in_place_or_apart(collective_caller const& caller, collective_buffer const& part,
+inline void expect_in_place_or_apart(caller who, collective_buffer const& part,
                                      collective_buffer const& whole, std::int64_t offset,
                                      std::size_t element_size) {
   if (part.count == 0 || whole.count == 0) return;
@@ -73,49 +62,49 @@ inline void expect_in_place_or_apart(collective_caller const& caller, collective
   auto const a_end = a + static_cast<std::size_t>(part.count) * element_size;
   auto const b_end = b + static_cast<std::size_t>(whole.count) * element_size;
   if (a == b + static_cast<std::size_t>(offset) || a_end <= b || b_end <= a) return;
-  caller.reject(std::string(part.name) + " overlaps " + std::string(whole.name) +
-                " but is not the place of this rank's elements in it; pass exactly that place or "
-                "separate memory");
+  who.fail(std::string(part.name) + " overlaps " + std::string(whole.name) +
+           " but is not the place of this rank's elements in it; pass exactly that place or "
+           "separate memory");
 }
 
 //! Checks the two buffers of an all_gather or reduce_scatter: `part` is this rank's block of
 //! `whole`, which holds one block of counts[r] elements per rank. Returns the length of `whole`.
-inline std::int64_t expect_blocks(collective_caller const& caller, collective_buffer const& part,
+inline std::int64_t expect_blocks(caller who, collective_buffer const& part,
                                   collective_buffer const& whole,
                                   std::span<std::int64_t const> counts, std::size_t element_size) {
-  if (std::ssize(counts) != caller.size) {
-    caller.reject("counts has " + std::to_string(counts.size()) + " entries, expected " +
-                  std::to_string(caller.size) + ", one per rank");
+  if (std::ssize(counts) != who.size) {
+    who.fail("counts has " + std::to_string(counts.size()) + " entries, expected " +
+             std::to_string(who.size) + ", one per rank");
   }
   std::int64_t total = 0, offset = 0;
-  for (int r = 0; r < caller.size; ++r) {
+  for (int r = 0; r < who.size; ++r) {
     auto const count = counts[static_cast<std::size_t>(r)];
     if (count < 0 || count > std::numeric_limits<std::int64_t>::max() - total) {
-      caller.reject("counts[" + std::to_string(r) + "] is " + std::to_string(count) +
-                    (count < 0 ? ", expected 0 or more" : ", which overflows the sum of counts"));
+      who.fail("counts[" + std::to_string(r) + "] is " + std::to_string(count) +
+               (count < 0 ? ", expected 0 or more" : ", which overflows the sum of counts"));
     }
-    if (r == caller.rank) offset = total;
+    if (r == who.rank) offset = total;
     total += count;
   }
-  expect_count(caller, part, counts[static_cast<std::size_t>(caller.rank)],
-               "counts[" + std::to_string(caller.rank) + "]");
-  expect_count(caller, whole, total, "the sum of counts");
-  expect_in_place_or_apart(caller, part, whole, offset * static_cast<std::int64_t>(element_size),
+  expect_count(who, part, counts[static_cast<std::size_t>(who.rank)],
+               "counts[" + std::to_string(who.rank) + "]");
+  expect_count(who, whole, total, "the sum of counts");
+  expect_in_place_or_apart(who, part, whole, offset * static_cast<std::int64_t>(element_size),
                            element_size);
   return total;
 }
 
 //! Checks the two buffers of an all_reduce.
-inline void expect_alike(collective_caller const& caller, collective_buffer const& send,
-                         collective_buffer const& recv, std::size_t element_size) {
-  expect_count(caller, recv, send.count, "the length of send");
-  expect_in_place_or_apart(caller, send, recv, 0, element_size);
+inline void expect_alike(caller who, collective_buffer const& send, collective_buffer const& recv,
+                         std::size_t element_size) {
+  expect_count(who, recv, send.count, "the length of send");
+  expect_in_place_or_apart(who, send, recv, 0, element_size);
 }
 
-inline void expect_root(collective_caller const& caller, int root) {
-  if (root >= 0 && root < caller.size) return;
-  caller.reject("root is " + std::to_string(root) + ", expected a rank from 0 to " +
-                std::to_string(caller.size - 1));
+inline void expect_root(caller who, int root) {
+  if (root >= 0 && root < who.size) return;
+  who.fail("root is " + std::to_string(root) + ", expected a rank from 0 to " +
+           std::to_string(who.size - 1));
 }
 
 }  // namespace scape::detail

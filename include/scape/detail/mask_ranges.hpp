@@ -15,9 +15,10 @@
 namespace scape::detail {
 
 //! Bits of word `w` that belong to elements [begin, end).
-constexpr mask_word lanes_of(std::int64_t w, std::int64_t begin, std::int64_t end) noexcept {
-  auto const first = std::max<std::int64_t>(begin - mask_word_bits * w, 0);
-  auto const last = std::min(end - mask_word_bits * w, mask_word_bits);
+SCAPE_HOST_DEVICE constexpr mask_word lanes_of(std::int64_t w, std::int64_t begin,
+                                               std::int64_t end) noexcept {
+  auto const first = begin > mask_word_bits * w ? begin - mask_word_bits * w : 0;
+  auto const last = end < mask_word_bits * (w + 1) ? end - mask_word_bits * w : mask_word_bits;
   if (first >= last) return 0;
   auto const ones = ~mask_word{0};
   return (ones << first) & (ones >> (mask_word_bits - last));

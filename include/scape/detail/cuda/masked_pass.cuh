@@ -184,11 +184,21 @@ __global__ void __launch_bounds__(masked_pass_tuning::threads)
   }
 }
 
-//! Enqueues a pass over the elements of shards [first, last) that lie in `elements`.
+//! Enqueues a pass over the elements of the table's shards that lie in `elements`.
 //!
 //! @tparam Op  dense (false: only set elements are visited), words (mask words whose elements are
 //!             loaded before the first is stored), value, done(), load(element), store(element,
 //!             value)
+template <class Op>
+void enqueue_masked_pass(caller who, cuda_context const& ctx, shard_table const& table,
+                         index_range elements, mask_ranks const& ranks, Op const& op) {
+  constexpr auto warps = masked_pass_tuning::threads / warp_size;
+  auto const chunks = table.count * ranks.get().chunks.per_shard();
+  launch(who, ctx, masked_pass<Op>, blocks_for(who, (chunks + warps - 1) / warps),
+         masked_pass_tuning::threads, table, ranks.get(), elements, op);
+}
+
+//! The same for shards [first, last) of a layout.
 template <class Op>
 void enqueue_masked_pass(caller who, cuda_context const& ctx, layout const& layout, int first,
                          int last, index_range elements, mask_ranks const& ranks, Op const& op) {
@@ -197,11 +207,21 @@ void enqueue_masked_pass(caller who, cuda_context const& ctx, layout const& layo
     table.first = p;
     table.count = std::min(last - p, shard_table::capacity);
     for (int s = 0; s <= table.count; ++s) table.begin[s] = layout.begin(p + s);
-    constexpr auto warps = masked_pass_tuning::threads / warp_size;
-    auto const chunks = table.count * ranks.get().chunks.per_shard();
-    launch(who, ctx, masked_pass<Op>, blocks_for(who, (chunks + warps - 1) / warps),
-           masked_pass_tuning::threads, table, ranks.get(), elements, op);
+    enqueue_masked_pass(who, ctx, table, elements, ranks, op);
   }
+}
+
+//! The same for all n elements of a mask that is no layout's. Takes
+//! mask_ranks::scratch_bytes(mask_words(n), 1) of the context's scratch.
+template <class Op>
+void enqueue_masked_pass(caller who, cuda_context const& ctx, std::span<mask_word const> mask,
+                         std::int64_t n, Op const& op) {
+  carver scratch(ctx.scratch, who);
+  mask_ranks const ranks(who, ctx, mask, std::ssize(mask), scratch);
+  shard_table table;
+  table.count = 1;
+  table.begin[1] = n;
+  enqueue_masked_pass(who, ctx, table, {0, n}, ranks, op);
 }
 
 }  // namespace scape::detail::cuda

@@ -84,13 +84,6 @@ class key_source {
   key (*one_)(key_source const&, std::int64_t);
 };
 
-//! What a selection found out, for the next one.
-struct outcome {
-  key threshold = 0;            //!< key of the k-th element; 0 if the keys did not matter
-  std::int64_t inside = 0;      //!< keys counted in the first bracket that was tried
-  bool inside_counted = false;  //!< they were, all of them
-};
-
 //! One selection: k of the elements of a domain by their keys, k below their number.
 class selection {
  public:

@@ -2,7 +2,7 @@
 #pragma once
 
 //! @file
-//! Keys that order floats by magnitude, 64 at a time, and the elements that compete.
+//! Keys 64 at a time, and the elements that compete.
 
 #include <algorithm>
 #include <bit>
@@ -17,35 +17,10 @@
 #include <scape/config.hpp>
 #include <scape/context/host.hpp>
 #include <scape/detail/mask_ranges.hpp>
+#include <scape/detail/topk_key.hpp>
 #include <scape/layout.hpp>
 
 namespace scape::detail::topk {
-
-//! Magnitudes as integers: 1 is a NaN that ranks last, 2 is zero, 0x7f800002 infinity, and the
-//! largest a NaN that ranks first. 0 stands for no element. All NaNs are equal.
-using key = std::int32_t;
-inline constexpr key smallest_key = 1;
-inline constexpr key largest_key = 0x7f800003;
-
-//! Integer operations only, so that flush-to-zero and -ffast-math make no difference.
-SCAPE_ALWAYS_INLINE key key_of(float x, key nan_key) noexcept {
-  auto const magnitude = std::bit_cast<std::int32_t>(x) & 0x7fffffff;
-  return magnitude > 0x7f800000 ? nan_key : magnitude + 2;
-}
-
-//! Keys lo ... hi, both included.
-struct bracket {
-  key lo = smallest_key;
-  key hi = largest_key;
-  [[nodiscard]] bool empty() const noexcept { return lo > hi; }
-  [[nodiscard]] bool single() const noexcept { return lo == hi; }
-  [[nodiscard]] bool holds(key t) const noexcept { return lo <= t && t <= hi; }
-  bool operator==(bracket const&) const = default;
-};
-
-inline bracket intersection(bracket a, bracket b) noexcept {
-  return {std::max(a.lo, b.lo), std::min(a.hi, b.hi)};
-}
 
 //! Keys of the 64 elements of a mask word.
 struct alignas(64) key_block {

@@ -2,10 +2,10 @@
 
 # One doctest executable and one ctest entry.
 # Usage: scape_add_test(<name> [SOURCES <file>...] [LIBRARIES <target>...] [LABELS <label>...]
-#                       [TIMEOUT <seconds>])
+#                       [TIMEOUT <seconds>] [ARGUMENTS <argument>...])
 # SOURCES defaults to <name>.cpp, LABELS to unit, TIMEOUT to 120.
 function(scape_add_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LIBRARIES;LABELS;ARGUMENTS" ${ARGN})
   if(NOT arg_SOURCES)
     set(arg_SOURCES ${name}.cpp)
   endif()
@@ -22,6 +22,6 @@ function(scape_add_test name)
   target_link_libraries(${name} PRIVATE
     scape_doctest_main scape_development doctest::doctest ${arg_LIBRARIES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  add_test(NAME ${name} COMMAND ${name})
+  add_test(NAME ${name} COMMAND ${name} ${arg_ARGUMENTS})
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
 endfunction()

@@ -7,13 +7,21 @@ add_library(scape_development INTERFACE)
 target_link_libraries(scape_development INTERFACE scape::scape)
 
 set(SCAPE_WARNINGS -Wall -Wextra -Wconversion -Wshadow)
-set(host_flags ${SCAPE_WARNINGS} $<$<BOOL:${SCAPE_WERROR}>:-Werror>
-    $<$<BOOL:${SCAPE_NATIVE}>:-march=native>)
-list(JOIN host_flags "," cuda_host_flags)
-target_compile_options(scape_development INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:${host_flags}>"
-  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${cuda_host_flags}>"
-  "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${SCAPE_WERROR}>>:-Werror=all-warnings>")
+set(host_flags ${SCAPE_WARNINGS})
+if(SCAPE_WERROR)
+  list(APPEND host_flags -Werror)
+  target_compile_options(scape_development INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+endif()
+if(SCAPE_NATIVE)
+  list(APPEND host_flags -march=native)
+endif()
+# Spelled out: CMake 3.25 does not know that nvcc has C++20.
+target_compile_options(scape_development INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>)
+foreach(flag IN LISTS host_flags)
+  target_compile_options(scape_development INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:${flag}> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${flag}>)
+endforeach()
 if(SCAPE_SANITIZE)
   list(JOIN SCAPE_SANITIZE "," sanitizers)
   set(sanitizer_flags -fsanitize=${sanitizers} -fno-sanitize-recover=all)

@@ -51,6 +51,8 @@ refuse '--heads 3 does not divide' $small --heads 3 --out out
 refuse '--density' $sparse --density 1.5 --out out
 refuse '--density' $sparse --density nan --out out
 refuse '--optimizer' $small --optimizer sgd --out out
+refuse '--device' $small --device tpu --out out
+refuse '^train_gpt: --device cuda: ' $small --device cuda --ranks 1024 --out out
 refuse '--density' $small --density 0.5 --out out
 refuse '--lr' $small --lr -1 --out out
 refuse '--beta1' $small --beta1 1 --out out

@@ -15,7 +15,7 @@
 namespace train_gpt {
 namespace {
 
-constexpr std::string_view magic = "scape train_gpt checkpoint 1\n";
+constexpr std::string_view magic = "scape train_gpt checkpoint 2\n";
 
 std::uint64_t hash(std::string_view text) { return fnv1a(std::as_bytes(std::span(text))); }
 

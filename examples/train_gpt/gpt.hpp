@@ -10,16 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "gpt_shape.hpp"
+
 namespace train_gpt {
 
 inline constexpr std::int64_t vocabulary = 256;
-
-struct gpt_shape {
-  std::int64_t layers = 2;
-  std::int64_t width = 64;  //!< a multiple of `heads`
-  std::int64_t heads = 4;
-  std::int64_t context = 64;  //!< bytes seen by one prediction
-};
 
 //! One parameter tensor inside the flat vector.
 struct tensor {

@@ -9,6 +9,7 @@
 #include <map>
 #include <numbers>
 
+#include "cuda_optimizer.hpp"
 #include "usage_error.hpp"
 
 namespace train_gpt {
@@ -94,12 +95,28 @@ void require_in(char const* flag, double value, double from, double to) {
   }
 }
 
+// One rank per device.
+void check_devices(options const& o) {
+  if (o.device == device_kind::host) return;
+  auto const devices = cuda_devices();
+  if (!devices) {
+    throw usage_error(
+        "--device cuda: this program was built without CUDA; install the CUDA Toolkit and NCCL and "
+        "build it with -DSCAPE_CUDA=ON");
+  }
+  if (o.ranks > *devices) {
+    throw usage_error(fmt::format("--device cuda: --ranks is {}, the number of CUDA devices {}",
+                                  o.ranks, *devices));
+  }
+}
+
 void check(options const& o, request const& r) {
   require_at_least("--layers", o.shape.layers, std::int64_t{1});
   require_at_least("--width", o.shape.width, std::int64_t{1});
   require_at_least("--heads", o.shape.heads, std::int64_t{1});
   require_at_least("--context", o.shape.context, std::int64_t{1});
   require_in("--ranks", o.ranks, 1, 1024);
+  check_devices(o);
   require_at_least("--batch", o.batch, std::int64_t{1});
   require_in("--steps", static_cast<double>(o.steps), 1, 1e8);
   require_in("--lag", o.lag, 0, 1000);
@@ -154,6 +171,8 @@ std::optional<options> parse_options(int argc, char const* const* argv) {
       {"staleness_aware", sparse_preset::staleness_aware}, {"literal", sparse_preset::literal}};
   std::map<std::string, wire_type> const wires{
       {"fp32", wire_type::fp32}, {"bf16", wire_type::bf16}, {"fp16", wire_type::fp16}};
+  std::map<std::string, device_kind> const devices{{"host", device_kind::host},
+                                                   {"cuda", device_kind::cuda}};
 
   auto* suite =
       app.add_option("--suite", r.suite,
@@ -201,6 +220,13 @@ std::optional<options> parse_options(int argc, char const* const* argv) {
          "type of the values sent by scape")
       ->check(CLI::IsMember(wires))
       ->default_str("fp32")
+      ->group("Training");
+  app.add_option_function<std::string>(
+         "--device", [&](std::string const& name) { o.device = devices.at(name); },
+         "where the optimizers run: host, or cuda with a device per rank; the model runs on the "
+         "host")
+      ->check(CLI::IsMember(devices))
+      ->default_str("host")
       ->group("Training");
 
   app.add_option("--layers", o.shape.layers, "transformer blocks")->group("Model");

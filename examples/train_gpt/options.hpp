@@ -10,13 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "gpt.hpp"
+#include "gpt_shape.hpp"
 
 namespace train_gpt {
 
 enum class update_rule { adams, adamw };
 enum class sparse_preset { staleness_aware, literal };
 enum class wire_type { fp32, bf16, fp16 };
+enum class device_kind { host, cuda };
 
 //! One training run.
 struct run_spec {
@@ -46,6 +47,7 @@ struct options {
   double warmup = 0.08;  //!< share of the steps
   int lag = 1;
   wire_type wire = wire_type::fp32;
+  device_kind device = device_kind::host;  //!< where the optimizers run
   std::filesystem::path corpus;
   std::filesystem::path out = "train_gpt_out";
   std::int64_t checkpoint_every = 0;  //!< steps; 0: only at the end of a run

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "chart.hpp"
+#include "gpt.hpp"
 #include "report_style.hpp"
 #include "summary.hpp"
 
@@ -172,17 +173,18 @@ std::string phases_html(std::vector<summary_row> const& rows) {
   std::string out =
       "<h2>Time of a step on rank 0, in milliseconds</h2><div class=\"scroll\"><table><thead><tr>"
       "<th>run</th>";
-  for (auto const& name : phase_names) out += fmt::format("<th>{}</th>", name);
+  auto const phases = measured_phases(rows);
+  for (auto const i : phases) out += fmt::format("<th>{}</th>", phase_names[i]);
   out += "</tr></thead><tbody>\n";
   for (auto const& r : rows) {
     out += fmt::format("<tr><th scope=row>{}</th>", escape_html(r.label));
-    for (double const ms : r.milliseconds) out += cell(ms, "{:.3f}");
+    for (auto const i : phases) out += cell(r.milliseconds[i], "{:.3f}");
     out += "</tr>\n";
   }
   return out +
          "</tbody></table></div>\n<p class=\"note\">“ranks” is the wait for slower ranks after the "
          "gradient. All ranks share this machine's cores, so these times say nothing about a "
-         "network.</p>\n";
+         "network. “device” is a whole step on a GPU, with the copies to it and back.</p>\n";
 }
 
 }  // namespace

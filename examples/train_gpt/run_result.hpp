@@ -39,9 +39,11 @@ struct validation_point {
   double loss = 0;  //!< nats per byte on the held-out text
 };
 
-//! Where rank 0 spends a step. "ranks" is the wait for slower ranks after the gradient.
-inline constexpr std::array<std::string_view, 8> phase_names = {
-    "gradient", "ranks", "guard", "mask wait", "reduce-scatter", "rebuild", "all-gather", "select"};
+//! Where rank 0 spends a step. "ranks" is the wait for slower ranks after the gradient, "device" a
+//! whole step on a GPU; the phases of the optimizer are those of a step on the host.
+inline constexpr std::array<std::string_view, 9> phase_names = {
+    "gradient", "ranks",      "guard",  "mask wait", "reduce-scatter",
+    "rebuild",  "all-gather", "select", "device"};
 using phase_times = std::array<double, phase_names.size()>;  // milliseconds
 
 struct run_result {

@@ -125,6 +125,17 @@ std::vector<summary_row> summarise(std::span<run_result const> results) {
   return rows;
 }
 
+std::vector<std::size_t> measured_phases(std::span<summary_row const> rows) {
+  std::vector<std::size_t> measured;
+  for (std::size_t i = 0; i < phase_names.size(); ++i) {
+    if (std::any_of(rows.begin(), rows.end(),
+                    [&](summary_row const& row) { return row.milliseconds[i] > 0; })) {
+      measured.push_back(i);
+    }
+  }
+  return measured;
+}
+
 std::string text_table(std::span<summary_row const> rows) {
   std::string out;
   auto const to = std::back_inserter(out);
@@ -145,11 +156,12 @@ std::string text_table(std::span<summary_row const> rows) {
                    spread);
   }
   fmt::format_to(to, ".\n\n{:<26} {:>8}", "ms per step", "all");
-  for (auto const& name : phase_names) fmt::format_to(to, "  {:>7}", name);
+  auto const phases = measured_phases(rows);
+  for (auto const i : phases) fmt::format_to(to, "  {:>7}", phase_names[i]);
   out += '\n';
   for (auto const& r : rows) {
     fmt::format_to(to, "{:<26} {:>8.2f}", r.label, r.step_milliseconds());
-    for (std::size_t i = 0; i < phase_names.size(); ++i) {
+    for (auto const i : phases) {
       fmt::format_to(to, "  {:>{}.3f}", r.milliseconds[i],
                      std::max<std::size_t>(7, phase_names[i].size()));
     }

@@ -4,6 +4,7 @@
 //! @file
 //! Runs boiled down to numbers: the table on stdout and the CSV files.
 
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,6 +32,9 @@ struct summary_row {
 };
 
 [[nodiscard]] std::vector<summary_row> summarise(std::span<run_result const> results);
+
+//! Places in phase_names of the phases that were measured in some row.
+[[nodiscard]] std::vector<std::size_t> measured_phases(std::span<summary_row const> rows);
 
 //! Two tables for a terminal: losses and bytes, then step times by phase.
 [[nodiscard]] std::string text_table(std::span<summary_row const> rows);

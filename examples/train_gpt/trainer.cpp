@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <optional>
 #include <scape/comm/threads.hpp>
@@ -122,17 +123,18 @@ class rank_trainer {
     double const wait_time = watch.lap();
     double const lr = s_.o.learning_rate(s_.run, step);
     auto const& report = optimizer_->step(weights_, gradient_, lr);
+    double const device_time = s_.o.device == device_kind::cuda ? watch.lap() : 0;
     if (line != nullptr) {
       double loss = 0;
       for (auto const& v : votes) loss += v.loss / static_cast<double>(votes.size());
-      record(step + 1, loss, lr, report, {gradient_time, wait_time});
+      record(step + 1, loss, lr, report, {gradient_time, wait_time, device_time});
       line->update(step + 1, loss);
     }
     return votes[0].stop;
   }
 
   void record(std::int64_t step, double loss, double lr, scape::step_report const& r,
-              std::pair<double, double> times) {
+              std::array<double, 3> const& times) {
     s_.state.steps.push_back({.step = step,
                               .loss = loss,
                               .lr = lr,
@@ -146,8 +148,8 @@ class rank_trainer {
                               .gradient_norm = r.gradient_norm,
                               .skipped = r.skipped});
     auto const& ms = r.milliseconds;
-    phase_times const phases{times.first,       times.second, ms.guard,      ms.mask_wait,
-                             ms.reduce_scatter, ms.rebuild,   ms.all_gather, ms.select};
+    phase_times const phases{times[0],   times[1],      ms.guard,  ms.mask_wait, ms.reduce_scatter,
+                             ms.rebuild, ms.all_gather, ms.select, times[2]};
     for (std::size_t i = 0; i < phases.size(); ++i) s_.state.milliseconds[i] += phases[i];
   }
 

@@ -96,8 +96,10 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
         .bytes();
   }
 
-  //! `comm` and the memory (zero-filled) must outlive the optimizer. The streams it makes belong
-  //! to the current device.
+  //! `comm` and the memory (zero-filled) must outlive the optimizer. The streams and the few bytes
+  //! of pinned memory it makes belong to the current device. CUDA may wait for other devices when
+  //! such memory comes and goes: where ranks are threads of one process, make and destroy
+  //! optimizers while no rank waits in a collective for another.
   sparse_optimizer(C& comm, layout layout, sparse_optimizer_options const& options,
                    std::span<std::byte> storage, std::span<std::byte> pinned = {},
                    Statistic statistic = {})
@@ -443,11 +445,10 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   void learn_verdict() {
     if (!verdict_pending_) return;
     auto const op = who("sparse_optimizer");
-    if constexpr (requires { comm_->synchronize(op, verdict_.get()); }) {
-      comm_->synchronize(op, verdict_.get());
-    } else {
-      detail::check_cuda(cudaEventSynchronize(verdict_.get()), op, "cudaEventSynchronize");
-    }
+    cuda_context const behind(verdict_stream_.get(), {});
+    detail::check_cuda(cudaStreamWaitEvent(behind.stream, verdict_.get(), 0), op,
+                       "cudaStreamWaitEvent");
+    detail::cuda::synchronize(op, behind, *comm_);
     verdict_pending_ = false;
     if (*reinterpret_cast<int const*>(verdict_memory_.bytes().data()) != 0) --call_;
   }
@@ -609,7 +610,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   std::span<topk_hint> hints_;
   std::span<float> master_;
   std::optional<detail::cuda::residual_offload> offload_;
-  cuda_stream side_;
+  cuda_stream side_, verdict_stream_;
   detail::cuda_event side_ready_, verdict_;
   pinned_buffer verdict_memory_;
   send_plan plan_, next_plan_;

@@ -191,10 +191,10 @@ TEST_CASE_TEMPLATE_DEFINE("a peer's failure shows when its mask is waited for", 
       CHECK(peer == (Backend::cuda ? -1 : 1));
     });
   };
-  CHECK_THROWS_AS(Backend::ranks(3, body,
-                                 Backend::cuda ? std::chrono::milliseconds(300)
-                                               : std::chrono::seconds(20)),
-                  std::runtime_error);
+  CHECK_THROWS_AS(
+      Backend::ranks(3, body,
+                     Backend::cuda ? std::chrono::milliseconds(300) : std::chrono::seconds(20)),
+      std::runtime_error);
 }
 
 }  // namespace scape::testing

@@ -150,7 +150,7 @@ TEST_CASE_TEMPLATE_DEFINE("a failure leaves the vector as it was", Backend, all_
   }
 }
 
-TEST_CASE_TEMPLATE_DEFINE("a lost peer leaves the survivors' vectors as they were", Backend,
+TEST_CASE_TEMPLATE_DEFINE("a peer's failure leaves the survivors' vectors as they were", Backend,
                           all_gather_lost_peer) {
   if (!Backend::has_ranks(3)) return;
   for (std::int64_t const alignment : {1, 128}) {
@@ -167,10 +167,10 @@ TEST_CASE_TEMPLATE_DEFINE("a lost peer leaves the survivors' vectors as they wer
       }
       CHECK(same_bits(vector, before));
     };
-    CHECK_THROWS_AS(Backend::ranks(3, body,
-                                   Backend::cuda ? std::chrono::milliseconds(300)
-                                                 : std::chrono::seconds(20)),
-                    std::runtime_error);
+    CHECK_THROWS_AS(
+        Backend::ranks(3, body,
+                       Backend::cuda ? std::chrono::milliseconds(300) : std::chrono::seconds(20)),
+        std::runtime_error);
   }
 }
 
@@ -191,7 +191,8 @@ TEST_CASE_TEMPLATE_DEFINE("sizes that disagree are refused and nothing is change
     auto const mask = mask_on<Backend>(p);
     Backend::run(256, [&](auto ctx) {
       auto const run = [&] {
-        sparse_all_gather(ctx, comm, p.l, p.plan, std::span<mask_word const>(mask), std::span(vector));
+        sparse_all_gather(ctx, comm, p.l, p.plan, std::span<mask_word const>(mask),
+                          std::span(vector));
       };
       if constexpr (Backend::cuda) {  // enough for the values, not for the mask's ranks
         CHECK(rejects(run, {"sparse_all_gather", "256 bytes"}));

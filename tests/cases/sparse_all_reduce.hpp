@@ -101,7 +101,7 @@ TEST_CASE_TEMPLATE_DEFINE("nothing is lost when the collective fails", Backend,
   }
 }
 
-TEST_CASE_TEMPLATE_DEFINE("nothing is lost on any survivor when a peer fails", Backend,
+TEST_CASE_TEMPLATE_DEFINE("nothing is lost on any survivor of a failure", Backend,
                           all_reduce_lost_peer) {
   if (!Backend::has_ranks(3)) return;
   masked_problem const p({300, 2}, 0.3);
@@ -112,10 +112,10 @@ TEST_CASE_TEMPLATE_DEFINE("nothing is lost on any survivor when a peer fails", B
     CHECK_THROWS_AS(b.run(comm, p, 0.1F, all_reduce_op{}), peer_error);
     CHECK(same_bits(b.residual.span(), u));
   };
-  CHECK_THROWS_AS(Backend::ranks(3, body,
-                                 Backend::cuda ? std::chrono::milliseconds(300)
-                                               : std::chrono::seconds(20)),
-                  std::runtime_error);
+  CHECK_THROWS_AS(
+      Backend::ranks(3, body,
+                     Backend::cuda ? std::chrono::milliseconds(300) : std::chrono::seconds(20)),
+      std::runtime_error);
 }
 
 TEST_CASE_TEMPLATE_DEFINE("sizes that disagree are refused and nothing is changed", Backend,

@@ -30,18 +30,18 @@ class failing_communicator {
   [[nodiscard]] int size() const noexcept { return 1; }
 
   template <class T>
-  handle_type all_gather(Context const&, std::type_identity_t<std::span<T const>>,
-                         std::span<T>, std::span<std::int64_t const>) {
+  handle_type all_gather(Context const&, std::type_identity_t<std::span<T const>>, std::span<T>,
+                         std::span<std::int64_t const>) {
     return fail();
   }
   template <class T, class Op = std::plus<>>
-  handle_type reduce_scatter(Context const&, std::type_identity_t<std::span<T const>>,
-                             std::span<T>, std::span<std::int64_t const>, Op = {}) {
+  handle_type reduce_scatter(Context const&, std::type_identity_t<std::span<T const>>, std::span<T>,
+                             std::span<std::int64_t const>, Op = {}) {
     return fail();
   }
   template <class T, class Op = std::plus<>>
-  handle_type all_reduce(Context const&, std::type_identity_t<std::span<T const>>,
-                         std::span<T>, Op = {}) {
+  handle_type all_reduce(Context const&, std::type_identity_t<std::span<T const>>, std::span<T>,
+                         Op = {}) {
     return fail();
   }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,6 +64,7 @@ class guarded {
       : memory_(at((size + offset + 2 * guard + 64) * static_cast<std::int64_t>(sizeof(T))),
                 std::byte{0xa5}),
         size_(at(size)) {
+    if (size < 0) throw std::length_error("guarded");  // GCC 12 takes it into account otherwise
     auto const address = reinterpret_cast<std::uintptr_t>(memory_.data()) + at(guard) * sizeof(T);
     begin_ = at(guard) * sizeof(T) + (64 - address % 64) % 64 + at(offset) * sizeof(T);
     for (auto& x : span()) x = T{};

@@ -237,23 +237,26 @@ __device__ int topk_tile(F const& statistic, range_table const& table, topk_job 
 #pragma unroll
   for (int e = 0; e < 2 * words; ++e) {
     above[e] = __ballot_sync(~0U, keys[e] > hi);
-    bool const near = keys[e] >= lo && keys[e] <= hi;
+    bool const near = static_cast<unsigned>(keys[e] - lo) <= static_cast<unsigned>(hi - lo);
     if (__ballot_sync(~0U, near) == 0) continue;
     auto const i = at[e / 2] * mask_word_bits + (e % 2 * warp_size + lane);
     auto const c = job.order.of(keys[e], i);
     above[e] |= __ballot_sync(~0U, near && c > tried.hi);
     inside.add(c, __ballot_sync(~0U, near && tried.holds(c)));
   }
-  mask_word own = 0, own_lanes = 0;
-  std::int64_t own_at = 0;
+  unsigned low = 0, high = 0;
+  mask_word own_lanes = 0;
+  std::int64_t own_at = at[0] + lane;
 #pragma unroll
   for (int j = 0; j < words; ++j) {
-    if (lane != j) continue;
-    own = above[2 * j] | mask_word{above[2 * j + 1]} << warp_size;
-    own_lanes = lanes[j];
-    own_at = at[j];
+    low = lane == j ? above[2 * j] : low;
+    high = lane == j ? above[2 * j + 1] : high;
+    own_lanes = lane == j ? lanes[j] : own_lanes;
+    if constexpr (!Whole) own_at = lane == j ? at[j] : own_at;
   }
+  auto const own = low | mask_word{high} << warp_size;
   if (own_lanes != 0) store_lanes(job.mask + own_at, own_lanes, own);
+  __syncwarp();
   return __popcll(own);
 }
 

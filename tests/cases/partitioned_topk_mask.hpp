@@ -35,7 +35,7 @@ constexpr mask_word canary = 0x5ca9e5ca9e5ca9e5U;
 
 //! More elements than a selection can collect, on either backend.
 template <class Backend>
-constexpr std::int64_t large = Backend::cuda ? 40009 : 100003;
+constexpr std::int64_t large = Backend::cuda ? 20011 : 100003;
 
 template <class Backend>
 std::vector<std::int64_t> const sizes{0, 1, 2, 63, 64, 65, 127, 1000, 4097, large<Backend>};

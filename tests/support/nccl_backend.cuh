@@ -26,11 +26,12 @@ struct nccl_backend : cuda_backend {
     return size <= devices;
   }
 
-  //! Calls f(communicator&) on every rank and throws what the first one throws. A rank waits for
-  //! its peers no longer than the deadline.
+  //! Calls f(communicator&) on every rank and throws what the first one throws; does nothing where
+  //! there are too few devices. A rank waits for its peers no longer than the deadline.
   template <class F>
   static void ranks(int size, F const& f,
                     std::chrono::milliseconds deadline = std::chrono::seconds(60)) {
+    if (!has_ranks(size)) return;
     auto const id = nccl_unique_id();
     std::exception_ptr first;
     std::mutex mutex;

@@ -3,7 +3,7 @@
 # Part of this project's build and of its package; a backend that is not installed has no target.
 list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
 find_package(CUDAToolkit 13 QUIET)
-find_package(NCCL QUIET)
+find_package(NCCL 2.18 QUIET)
 list(POP_BACK CMAKE_MODULE_PATH)
 
 if(CUDAToolkit_FOUND AND NOT TARGET scape::cuda)

@@ -52,6 +52,58 @@ void for_each_table(std::span<index_range const> ranges, Visit&& visit) {
   }
 }
 
+//! Collects ranges whose bits do not depend on a statistic, and enqueues one kernel for all of
+//! those to clear and one for all of those to set.
+class mask_fill {
+ public:
+  mask_fill(caller who, cuda_context const& ctx, mask_word* mask, int const* skip)
+      : who_(who), ctx_(ctx), mask_(mask), skip_(skip) {}
+
+  void add(index_range range, bool value) {
+    auto& table = tables_[value ? 1 : 0];
+    if (table.full()) enqueue(value);
+    table.add(range);
+  }
+  //! What is in no mask: frozen elements, and bits without an element.
+  void add_unused(layout const& layout, int shard) {
+    for (auto const& part : layout.scales(shard)) {
+      if (part.frozen) add(part.range, false);
+    }
+    add({layout.shard_size(shard), layout.words_per_shard() * mask_word_bits}, false);
+  }
+  void enqueue() {
+    enqueue(false);
+    enqueue(true);
+  }
+
+ private:
+  void enqueue(bool value) {
+    auto& table = tables_[value ? 1 : 0];
+    constexpr int threads = topk_tuning::threads;
+    launch(who_, ctx_, topk_fill<topk_tuning>,
+           blocks_for(who_, (table.words + threads - 1) / threads), threads, table, mask_,
+           value ? ~mask_word{0} : mask_word{0}, skip_);
+    table = {};
+  }
+
+  caller who_;
+  cuda_context const& ctx_;
+  mask_word* mask_;
+  int const* skip_;
+  range_table tables_[2];
+};
+
+//! Enqueues the dense mask of a shard: every element that is not frozen.
+inline void fill_mask(caller who, cuda_context const& ctx, layout const& layout, int shard,
+                      std::span<mask_word> mask, int const* skip) {
+  mask_fill fill(who, ctx, mask.data(), skip);
+  fill.add_unused(layout, shard);
+  for (auto const& group : layout.groups(shard)) {
+    for (auto const& range : group.ranges) fill.add(range, true);
+  }
+  fill.enqueue();
+}
+
 //! Enqueues the kernels of one selection on one stream.
 template <class F>
 class topk_launcher {
@@ -64,12 +116,6 @@ class topk_launcher {
     check_cuda(cudaGetDevice(&device), who, "cudaGetDevice");
     check_cuda(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device), who,
                "cudaDeviceGetAttribute");
-  }
-
-  //! Sets or clears all bits of the table's ranges.
-  void fill(range_table const& table, bool value) const {
-    launch(who_, ctx_, topk_fill<tuning>, blocks(table.words, tuning::threads), tuning::threads,
-           table, job_.mask, value ? ~mask_word{0} : mask_word{0}, job_.skip);
   }
 
   //! Sets the bits of the k best elements of the ranges and clears the others, 0 < k < length.
@@ -148,19 +194,8 @@ void partitioned_topk_mask(caller who, cuda_context const& ctx, layout const& la
   job.order = {topk_index_bits(layout)};
   topk_launcher<F> const launcher(who, ctx, statistic, job);
 
-  range_table tables[2];  // elements of which no bit, or every bit, is set
-  auto const fill = [&](index_range range, bool value) {
-    auto& table = tables[value ? 1 : 0];
-    if (table.full()) {
-      launcher.fill(table, value);
-      table = {};
-    }
-    table.add(range);
-  };
-  for (auto const& part : layout.scales(shard)) {
-    if (part.frozen) fill(part.range, false);
-  }
-  fill({layout.shard_size(shard), std::ssize(mask) * mask_word_bits}, false);
+  mask_fill fill(who, ctx, mask.data(), skip);
+  fill.add_unused(layout, shard);
   auto const groups = layout.groups(shard);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     auto const& group = groups[g];
@@ -168,13 +203,13 @@ void partitioned_topk_mask(caller who, cuda_context const& ctx, layout const& la
                        ? group.length
                        : plan.group_k[layout.first_group(shard) + g];
     if (k == 0 || k == group.length) {
-      for (auto const& range : group.ranges) fill(range, k != 0);
+      for (auto const& range : group.ranges) fill.add(range, k != 0);
     } else {
       launcher.select(group.ranges, group.length, k,
                       options.hints.empty() ? nullptr : &options.hints[g]);
     }
   }
-  for (bool const value : {false, true}) launcher.fill(tables[value ? 1 : 0], value);
+  fill.enqueue();
 }
 
 }  // namespace detail::cuda

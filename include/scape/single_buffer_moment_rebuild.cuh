@@ -9,6 +9,7 @@
 
 #include <scape/context/cuda.hpp>
 #include <scape/detail/cuda/masked_rebuild.cuh>
+#include <scape/detail/cuda/nvtx.cuh>
 #include <scape/single_buffer_moment_rebuild.hpp>
 
 namespace scape {
@@ -27,6 +28,7 @@ void single_buffer_moment_rebuild(cuda_context const& ctx, layout const& layout,
                                   std::span<mask_word const> mask, std::span<Wire const> values,
                                   rebuild_scalars const& scalars, unmasked_moment unmasked,
                                   moment_state state, std::span<float> weights) {
+  detail::cuda::nvtx_range const range("single_buffer_moment_rebuild");
   constexpr auto op = "single_buffer_moment_rebuild";
   detail::expect_current_device(op, ctx);
   detail::expect_rebuilt<Rule>(op, layout, shard, mask, state, weights.size());

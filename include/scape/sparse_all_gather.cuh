@@ -7,6 +7,7 @@
 #include <span>
 
 #include <scape/context/cuda.hpp>
+#include <scape/detail/cuda/nvtx.cuh>
 #include <scape/detail/cuda/sparse_collectives.cuh>
 #include <scape/detail/plan_arguments.hpp>
 #include <scape/sparse_all_gather.hpp>
@@ -14,7 +15,7 @@
 
 namespace scape {
 
-//! The same as on the host, enqueued on ctx.stream.
+//! The same as on the host, enqueued on ctx.stream outside of any NCCL group.
 //!
 //! @param ctx  scratch: sparse_collective_bytes<T>(layout, plan.total())
 //! If the collective fails, the call throws or, later, comm.synchronize(). Values of float and of
@@ -24,8 +25,9 @@ requires has_all_gather<C, T>
 void sparse_all_gather(typename C::context_type const& ctx, C& comm, layout const& layout,
                        send_plan const& plan, std::span<mask_word const> mask,
                        std::span<T> vector) {
+  detail::cuda::nvtx_range const range("sparse_all_gather");
   detail::caller const op{"sparse_all_gather", comm.rank(), comm.size()};
-  detail::expect_current_device(op, ctx);
+  detail::expect_device_of(op, ctx, comm);
   detail::expect_one_shard_per_rank(op, layout);
   detail::expect_plan(op, layout, plan, mask);
   detail::expect_equal(op, "the length of the vector", std::ssize(vector), layout.size());

@@ -8,6 +8,7 @@
 #include <span>
 
 #include <scape/context/cuda.hpp>
+#include <scape/detail/cuda/nvtx.cuh>
 #include <scape/detail/cuda/sparse_collectives.cuh>
 #include <scape/detail/plan_arguments.hpp>
 #include <scape/sparse_all_reduce.hpp>
@@ -15,7 +16,8 @@
 
 namespace scape {
 
-//! The same as on the host, enqueued on ctx.stream; failures as for sparse_reduce_scatter.
+//! The same as on the host, enqueued on ctx.stream outside of any NCCL group; failures as for
+//! sparse_reduce_scatter.
 //!
 //! @param ctx  scratch: sparse_collective_bytes<Wire>(layout, plan.total())
 template <cuda_communicator C, class Wire, class Gradient>
@@ -24,8 +26,9 @@ void sparse_all_reduce(typename C::context_type const& ctx, C& comm, layout cons
                        send_plan const& plan, std::span<mask_word const> mask,
                        std::span<Gradient const> gradient, std::span<float> residual,
                        float coefficient, std::span<Wire> values) {
+  detail::cuda::nvtx_range const range("sparse_all_reduce");
   detail::caller const op{"sparse_all_reduce", comm.rank(), comm.size()};
-  detail::expect_current_device(op, ctx);
+  detail::expect_device_of(op, ctx, comm);
   detail::expect_plan(op, layout, plan, mask);
   detail::expect_accumulated(op, layout, std::ssize(gradient), std::ssize(residual),
                              std::ssize(values), plan.total());

@@ -9,6 +9,7 @@
 #include <span>
 
 #include <scape/context/cuda.hpp>
+#include <scape/detail/cuda/nvtx.cuh>
 #include <scape/detail/cuda/sparse_collectives.cuh>
 #include <scape/detail/plan_arguments.hpp>
 #include <scape/sparse_reduce_scatter.hpp>
@@ -24,8 +25,9 @@ template <class T>
       .bytes();
 }
 
-//! The same as on the host, enqueued on ctx.stream: memory traffic is one read of gradient and
-//! residual, one write of the residual, two reads of the mask. Gradient and Wire may also be CUDA's
+//! The same as on the host, enqueued on ctx.stream outside of any NCCL group: memory traffic is one
+//! read of gradient and residual, one write of the residual, two reads of the mask. Gradient and
+//! Wire may also be CUDA's
 //! __half and __nv_bfloat16.
 //!
 //! @param ctx  scratch: sparse_collective_bytes<Wire>(layout, plan.total())
@@ -38,8 +40,9 @@ void sparse_reduce_scatter(typename C::context_type const& ctx, C& comm, layout 
                            send_plan const& plan, std::span<mask_word const> mask,
                            std::span<Gradient const> gradient, std::span<float> residual,
                            float coefficient, std::span<Wire> values) {
+  detail::cuda::nvtx_range const range("sparse_reduce_scatter");
   detail::caller const op{"sparse_reduce_scatter", comm.rank(), comm.size()};
-  detail::expect_current_device(op, ctx);
+  detail::expect_device_of(op, ctx, comm);
   detail::expect_one_shard_per_rank(op, layout);
   detail::expect_plan(op, layout, plan, mask);
   detail::expect_accumulated(op, layout, std::ssize(gradient), std::ssize(residual),
@@ -65,8 +68,9 @@ requires has_reduce_scatter<C, T>
 void sparse_reduce_scatter(typename C::context_type const& ctx, C& comm, layout const& layout,
                            send_plan const& plan, std::span<mask_word const> mask,
                            std::span<T const> dense, std::span<T> values) {
+  detail::cuda::nvtx_range const range("sparse_reduce_scatter");
   detail::caller const op{"sparse_reduce_scatter", comm.rank(), comm.size()};
-  detail::expect_current_device(op, ctx);
+  detail::expect_device_of(op, ctx, comm);
   detail::expect_one_shard_per_rank(op, layout);
   detail::expect_plan(op, layout, plan, mask);
   detail::expect_equal(op, "the length of the dense vector", std::ssize(dense), layout.size());

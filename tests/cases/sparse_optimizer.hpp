@@ -104,13 +104,14 @@ void compare(scenario const& s) {
   CAPTURE(s.name);
   auto const ranks = s.parameters.shards();
   if (!Backend::has_ranks(ranks)) return;
+  auto const steps = Backend::cuda ? std::min(s.steps, 8) : s.steps;  // an emulator is slow
   auto const weights = initial_weights(s.parameters.size());
   reference_sparse_optimizer reference(reference_of(s.parameters, s.scope), s.options,
                                        Rule::keeps_second_moment, weights);
   reference.wire_bits = bits_of_wire<Wire>;
   std::vector<gradients_of_step> gradients;
   std::vector<reference_sparse_optimizer> expected;
-  for (int t = 0; t < s.steps; ++t) {
+  for (int t = 0; t < steps; ++t) {
     gradients.push_back(s.gradients_of(t));
     reference.step(gradients.back(), s.arguments(t));
     expected.push_back(reference);
@@ -120,7 +121,7 @@ void compare(scenario const& s) {
   Backend::ranks(ranks, [&](auto& comm) {
     CAPTURE(s.name);
     sparse_rig_on<Backend, Rule, Wire> r(comm, s.parameters, s.options);
-    for (int t = 0; t < s.steps; ++t) {
+    for (int t = 0; t < steps; ++t) {
       auto const& report = r.step(gradients[at(t)][at(comm.rank())], s.arguments(t));
       CAPTURE(t);
       auto const what = difference(r, comm.rank(), s, report, expected[at(t)]);
@@ -157,6 +158,7 @@ TEST_CASE_TEMPLATE_DEFINE("every length and rank count equals the reference", Ba
   for (std::int64_t const n : {0, 1, 18, 63, 64, 65, 1000}) {
     for (int const ranks : {1, 2, 3, 4, 7, 8}) {
       for (std::int64_t const alignment : {64, 1}) {
+        if (Backend::cuda && (n / 2 + ranks) % 2 == (alignment == 1 ? 1 : 0)) continue;
         scenario s{.name = label({n, ranks, alignment}),
                    .parameters = {n, ranks, layout_options{.alignment = alignment}},
                    .options = exact_options(0.1),
@@ -238,6 +240,7 @@ TEST_CASE_TEMPLATE_DEFINE("span policies, own densities, scales and scopes equal
     for (auto const scope : {topk_scope::shard, topk_scope::tensor}) {
       for (int const lag : {0, 1, 3}) {
         for (int const ramp : {0, 6}) {
+          if (Backend::cuda && (lag + ramp / 6 + ranks) % 2 == 0) continue;
           auto o = exact_options(0.1);
           o.lag = lag;
           o.density_ramp_steps = ramp;
@@ -464,7 +467,7 @@ TEST_CASE_TEMPLATE_DEFINE("an Inf or NaN on one rank is skipped by all and leave
           if (t % 4 == 0) {
             auto gradient = normal_gradient(4, comm.rank(), t, 200);
             if (comm.rank() == t / 4) gradient[at(199 - 90 * (t / 4))] = bad;
-            auto before = with.state();
+            auto const before = with.state();
             auto const& report = with.step(gradient);
             CHECK(report.skipped);
             CHECK(report.step == t);
@@ -472,9 +475,7 @@ TEST_CASE_TEMPLATE_DEFINE("an Inf or NaN on one rank is skipped by all and leave
               CHECK(report.density == 0);
               CHECK(report.bytes.total() == report.bytes.control);
             }
-            auto const after = with.state();
-            if (Backend::cuda) before.mask = after.mask;  // of the call, which was skipped
-            CHECK(after == before);
+            CHECK(with.state() == before);
           }
           CHECK_FALSE(with.step(good).skipped);
           without.step(good);

@@ -73,6 +73,18 @@ inline void expect_current_device(caller who, cuda_context const& ctx) {
                "that is the device of the context's stream; call cudaSetDevice first");
 }
 
+//! The same, and the communicator's device too, if it has one.
+template <class C>
+void expect_device_of(caller who, cuda_context const& ctx, C const& comm) {
+  expect_current_device(who, ctx);
+  if constexpr (requires { comm.device(); }) {
+    int own = 0;
+    check_cuda(cudaGetDevice(&own), who, "cudaGetDevice");
+    expect_equal(who, "the communicator's device", comm.device(), own,
+                 "that is the device of the context's stream");
+  }
+}
+
 inline bool is_capturing(caller who, cudaStream_t stream) {
   auto status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(stream, &status), who, "cudaStreamIsCapturing");
@@ -134,8 +146,7 @@ class device_buffer {
     detail::check_cuda(cudaMalloc(&data, bytes), "device_buffer", "cudaMalloc");
     data_.reset(static_cast<std::byte*>(data));
     detail::check_cuda(cudaMemset(data, 0, bytes), "device_buffer", "cudaMemset");
-    detail::check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "device_buffer",
-                       "cudaStreamSynchronize");
+    detail::check_cuda(cudaStreamSynchronize(nullptr), "device_buffer", "cudaStreamSynchronize");
   }
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data_.get(), size_}; }
 

@@ -67,7 +67,7 @@ class dense_optimizer<Rule, C> {
   void set_arguments(cuda_context const& ctx, step_arguments const& arguments) {
     auto const op = who("dense_optimizer::set_arguments");
     detail::expect_valid(op, arguments);
-    detail::expect_current_device(op, ctx);
+    detail::expect_device_of(op, ctx, *comm_);
     detail::cuda::launch(op, ctx, detail::cuda::set_arguments<detail::cuda::optimizer_state>, 1, 1,
                          state_, arguments);
   }
@@ -177,7 +177,7 @@ class dense_optimizer<Rule, C> {
 
   void check_step(detail::caller op, cuda_context const& ctx, std::int64_t weights,
                   std::int64_t gradient) const {
-    detail::expect_current_device(op, ctx);
+    detail::expect_device_of(op, ctx, *comm_);
     detail::expect_equal(op, "the length of weights", weights, layout_.size());
     detail::expect_equal(op, "the length of gradient", gradient, layout_.size());
     detail::expect_scratch(op, ctx.scratch.size(), scratch_bytes(layout_));

@@ -49,7 +49,11 @@ namespace scape {
 //!
 //! Weights are float; with options.master_weights they may be __half or __nv_bfloat16 too (or
 //! scape's types), and the owner keeps its shard in float. The master weights are taken from the
-//! model's weights in the first step.
+//! model's weights in the first step; a saved state with them is for this backend alone.
+//!
+//! All calls use one stream, or streams that the caller orders, and are made outside of any NCCL
+//! group. load() and copy_residual() wait for the stream without a deadline: after a failure of an
+//! adopted communicator, call them once its owner has aborted it.
 template <class Rule, cuda_communicator C, class Wire, class Statistic>
 requires has_reduce_scatter<C, Wire> && has_all_gather<C, float> && has_all_gather<C, mask_word> &&
     has_all_reduce<C, double> && statistic_choice<Statistic>
@@ -112,7 +116,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   void set_arguments(cuda_context const& ctx, step_arguments const& arguments) {
     auto const op = who("sparse_optimizer::set_arguments");
     detail::expect_valid(op, arguments);
-    detail::expect_current_device(op, ctx);
+    detail::expect_device_of(op, ctx, *comm_);
     detail::cuda::launch(op, ctx, detail::cuda::set_arguments<detail::cuda::optimizer_state>, 1, 1,
                          state_, arguments);
   }
@@ -204,10 +208,12 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   //! Waits until everything that was enqueued is done, at most the communicator's deadline without
   //! it. Throws what the communicator throws.
   void synchronize(cuda_context const& ctx) {
+    auto const op = who("sparse_optimizer::synchronize");
+    detail::expect_device_of(op, ctx, *comm_);
     learn_verdict();
-    masks_.wait_all(ctx);
     try {
-      detail::cuda::synchronize(who("sparse_optimizer::synchronize"), ctx, *comm_);
+      masks_.wait_all(ctx);
+      detail::cuda::synchronize(op, ctx, *comm_);
     } catch (...) {
       broken_ = true;
       throw;
@@ -315,6 +321,12 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
         plan_(layout_.plan(1)),
         next_plan_(plan_) {
     if (options_.offload_residual) {
+      auto const op = caller_of(comm);
+      cudaPointerAttributes attributes = {};
+      detail::check_cuda(cudaPointerGetAttributes(&attributes, residual_.data()), op,
+                         "cudaPointerGetAttributes");
+      detail::expect(residual_.empty() || attributes.type == cudaMemoryTypeHost, op,
+                     "the memory for the offloaded residual is not pinned; see pinned_buffer");
       auto const chunk = chunk_size(layout_, options_);
       offload_.emplace(memory.take<float>(chunk), memory.take<float>(chunk));
     }
@@ -413,7 +425,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
                   std::size_t gradient) {
     static_assert(std::is_same_v<Weight, float> || detail::is_16_bit_float<Weight>,
                   "weights are float or a 16-bit float");
-    detail::expect_current_device(op, ctx);
+    detail::expect_device_of(op, ctx, *comm_);
     detail::expect(std::is_same_v<Weight, float> || options_.master_weights, op,
                    "16-bit weights need sparse_optimizer_options::master_weights");
     detail::expect_equal(op, "the length of weights", static_cast<std::int64_t>(weights),
@@ -446,9 +458,14 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     if (!verdict_pending_) return;
     auto const op = who("sparse_optimizer");
     cuda_context const behind(verdict_stream_.get(), {});
-    detail::check_cuda(cudaStreamWaitEvent(behind.stream, verdict_.get(), 0), op,
-                       "cudaStreamWaitEvent");
-    detail::cuda::synchronize(op, behind, *comm_);
+    try {
+      detail::check_cuda(cudaStreamWaitEvent(behind.stream, verdict_.get(), 0), op,
+                         "cudaStreamWaitEvent");
+      detail::cuda::synchronize(op, behind, *comm_);
+    } catch (...) {
+      broken_ = true;
+      throw;
+    }
     verdict_pending_ = false;
     if (*reinterpret_cast<int const*>(verdict_memory_.bytes().data()) != 0) --call_;
   }
@@ -483,16 +500,12 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     detail::cuda::nvtx_range const range("mask of this step");
     if (call_ < detail::dense_steps(options_)) {
       layout_.plan(1, 0, plan_);
-      std::vector<mask_word> words(at(layout_.mask_words()));
+      auto const words = at(layout_.words_per_shard());
       for (int p = 0; p < layout_.shards(); ++p) {
-        detail::set_unfrozen(layout_, p,
-                             std::span(words).subspan(at(p * layout_.words_per_shard()),
-                                                      at(layout_.words_per_shard())));
+        detail::cuda::fill_mask(who("sparse_optimizer::step"), ctx, layout_, p,
+                                masks_.global(call_).subspan(at(p) * words, words),
+                                &state_->skipped);
       }
-      detail::check_cuda(
-          cudaMemcpyAsync(masks_.global(call_).data(), words.data(),
-                          words.size() * sizeof(mask_word), cudaMemcpyHostToDevice, ctx.stream),
-          who("sparse_optimizer::step"), "cudaMemcpyAsync");
       return masks_.global(call_);
     }
     layout_.plan(options_.density, options_.ramp(call_), plan_);
@@ -525,7 +538,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
       detail::cuda::partitioned_topk_mask(op, ctx, layout_, next_plan_, rank(), score,
                                           masks_.local(call), topk, &state_->skipped);
     });
-    if (settled() && options_.skip_nonfinite && call > call_) {
+    if (settled() && options_.skip_nonfinite) {
       auto const words = layout_.words_per_shard();
       detail::cuda::enqueue_shift(op, ctx,
                                   {mask_storage_.data(), slots(), layout_.mask_words(),
@@ -561,8 +574,15 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
       offload_->stream(op, ctx, parts[2], pass);
     }
     auto const send = [&] {
-      comm_->reduce_scatter(ctx, std::span<Wire const>(packed), values, plan_.counts, std::plus<>())
-          .wait(ctx);
+      try {
+        comm_
+            ->reduce_scatter(ctx, std::span<Wire const>(packed), values, plan_.counts,
+                             std::plus<>())
+            .wait(ctx);
+      } catch (...) {
+        if (offload_) offload_->end(op, ctx);  // what is given back comes behind the copies
+        throw;
+      }
       if (offload_) offload_->end(op, ctx);
     };
     detail::cuda::send_packed<Wire>(op, ctx, layout_, ranks, packed, values, parts, step, send);

@@ -51,16 +51,16 @@ struct scatter_op {
   }
 };
 
-//! Marks the first `count` places of a list as not yet written by the collective.
-template <class T>
+//! Up to 64 places in an array, by value.
 struct place_list {
   static constexpr int capacity = 64;
   int count = 0;
   std::int64_t at[capacity] = {};
 };
 
+//! Marks the places of a list as not yet written by a collective; one block of `capacity` threads.
 template <class T>
-__global__ void mark_undelivered(T* values, place_list<T> places) {
+__global__ void mark_undelivered(T* values, place_list places) {
   if (static_cast<int>(threadIdx.x) < places.count) {
     undelivered<T>::mark(values + places.at[threadIdx.x]);
   }
@@ -70,9 +70,9 @@ __global__ void mark_undelivered(T* values, place_list<T> places) {
 template <class T>
 void mark_first(caller who, cuda_context const& ctx, std::span<T> values) {
   if (values.empty()) return;
-  place_list<T> first;
+  place_list first;
   first.count = 1;
-  launch(who, ctx, mark_undelivered<T>, 1, warp_size, values.data(), first);
+  launch(who, ctx, mark_undelivered<T>, 1, place_list::capacity, values.data(), first);
 }
 
 }  // namespace scape::detail::cuda

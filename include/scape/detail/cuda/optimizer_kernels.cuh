@@ -74,14 +74,16 @@ __global__ void shift_masks(mask_ring ring, std::int64_t current, std::int64_t n
   if (state->skipped == 0) return;
   for (auto w = grid_index(); w < ring.words_per_mask; w += grid_stride()) {
     auto const own = ring.own_begin <= w && w < ring.own_end;
+    auto const used_last = ring.at(current - 1 + ring.slots, w);
     for (auto call = own ? newest : newest - 1; call > current; --call) {
       ring.at(call, w) = ring.at(call - 1, w);
     }
+    ring.at(current, w) = used_last;
   }
 }
 
-//! If the step is skipped, the masks of calls current + 1 ... newest become those of the calls
-//! before; of the newest, which is yet to be gathered, only the own block.
+//! If the step is skipped, every mask moves on by one call: that of the call before becomes the
+//! current one's, and so on to the newest, which is yet to be gathered and gets its own block only.
 inline void enqueue_shift(caller who, cuda_context const& ctx, mask_ring const& ring,
                           std::int64_t current, std::int64_t newest, optimizer_state const* state) {
   launch(who, ctx, shift_masks<optimizer_state>, word_blocks(who, ring.words_per_mask),

@@ -69,6 +69,8 @@ __global__ void end_step(State* state) {
 //! A copy that is done when it returns, whichever side is the device's.
 inline void copy(caller who, void* to, void const* from, std::size_t bytes) {
   check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), who, "cudaMemcpy");
+  // A copy from pageable memory may return before it has arrived. Null is the stream it used.
+  check_cuda(cudaStreamSynchronize(nullptr), who, "cudaStreamSynchronize");
 }
 
 inline optimizer_state read_state(caller who, optimizer_state const* state) {
@@ -106,6 +108,9 @@ void guard_gradient(caller who, cuda_context const& ctx, C& comm, adam_options c
   }
   sum_of_squares(who, ctx, gradient, &state->own_square);
   if (agrees_on_gradient(options)) {
+    // If the sum does not arrive it is a NaN, and the step is skipped.
+    check_cuda(cudaMemsetAsync(&state->all_square, 0xff, sizeof(double), ctx.stream), who,
+               "cudaMemsetAsync");
     comm.all_reduce(ctx, std::span<double const>(&state->own_square, 1),
                     std::span<double>(&state->all_square, 1), std::plus<>())
         .wait(ctx);

@@ -5,6 +5,7 @@
 //! The masked collectives below their argument checks, for callers that rank the mask once and
 //! gate the whole step.
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -84,12 +85,13 @@ void all_gather_packed(caller who, cuda_context const& ctx, C& comm, layout cons
                      static_cast<std::size_t>(plan.counts[static_cast<std::size_t>(rank)]));
   auto const total = plan.total();
   if constexpr (undelivered<T>::exists) {
-    place_list<T> others;
+    place_list others;
     for (int p = 0; p < layout.shards(); ++p) {
       auto const shard = static_cast<std::size_t>(p);
       if (p != rank && plan.counts[shard] > 0) others.at[others.count++] = plan.offsets[shard];
-      if (others.count == place_list<T>::capacity || p + 1 == layout.shards()) {
-        launch(who, ctx, mark_undelivered<T>, others.count > 0 ? 1 : 0, 64, packed.data(), others);
+      if (others.count == place_list::capacity || p + 1 == layout.shards()) {
+        launch(who, ctx, mark_undelivered<T>, others.count > 0 ? 1 : 0, place_list::capacity,
+               packed.data(), others);
         others.count = 0;
       }
     }

@@ -237,6 +237,7 @@ __device__ int topk_tile(F const& statistic, range_table const& table, topk_job 
 #pragma unroll
   for (int e = 0; e < 2 * words; ++e) {
     above[e] = __ballot_sync(~0U, keys[e] > hi);
+    // Also false for the -1 of no element, as lo is at least 0.
     bool const near = static_cast<unsigned>(keys[e] - lo) <= static_cast<unsigned>(hi - lo);
     if (__ballot_sync(~0U, near) == 0) continue;
     auto const i = at[e / 2] * mask_word_bits + (e % 2 * warp_size + lane);
@@ -256,7 +257,7 @@ __device__ int topk_tile(F const& statistic, range_table const& table, topk_job 
   }
   auto const own = low | mask_word{high} << warp_size;
   if (own_lanes != 0) store_lanes(job.mask + own_at, own_lanes, own);
-  __syncwarp();
+  __syncwarp();  // so that the warp goes on as one
   return __popcll(own);
 }
 

@@ -4,6 +4,8 @@
 //! @file
 //! NCCL's errors, types and operators, and two small tools for devices and streams.
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 

@@ -74,7 +74,9 @@ __global__ void shift_masks(mask_ring ring, std::int64_t current, std::int64_t n
   if (state->skipped == 0) return;
   for (auto w = grid_index(); w < ring.words_per_mask; w += grid_stride()) {
     auto const own = ring.own_begin <= w && w < ring.own_end;
-    auto const used_last = ring.at(current - 1 + ring.slots, w);
+    auto& last = ring.at(current - 1 + ring.slots, w);
+    auto const used_last = last;
+    if (newest == current) last = ring.at(current, w);  // without a lag the two change places
     for (auto call = own ? newest : newest - 1; call > current; --call) {
       ring.at(call, w) = ring.at(call - 1, w);
     }

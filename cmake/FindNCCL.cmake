@@ -2,7 +2,7 @@
 #[[
 Finds NCCL: target NCCL::NCCL, NCCL_VERSION, NCCL_INCLUDE_DIR, NCCL_LIBRARY.
 Searches NCCL_ROOT (variable or environment), the CUDA toolkit and the usual places. The target
-brings CUDA::cudart along.
+brings the toolkit's headers along, but no runtime.
 #]]
 find_package(CUDAToolkit QUIET)
 
@@ -26,5 +26,5 @@ if(NCCL_FOUND AND NOT TARGET NCCL::NCCL)
   set_target_properties(NCCL::NCCL PROPERTIES
     IMPORTED_LOCATION ${NCCL_LIBRARY}
     INTERFACE_INCLUDE_DIRECTORIES ${NCCL_INCLUDE_DIR}
-    INTERFACE_LINK_LIBRARIES CUDA::cudart)
+    INTERFACE_LINK_LIBRARIES CUDA::toolkit)
 endif()

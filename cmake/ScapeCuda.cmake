@@ -8,7 +8,9 @@ list(POP_BACK CMAKE_MODULE_PATH)
 
 if(CUDAToolkit_FOUND AND NOT TARGET scape::cuda)
   add_library(scape::cuda INTERFACE IMPORTED GLOBAL)
-  target_link_libraries(scape::cuda INTERFACE scape::scape CUDA::cudart)
+  # Programs with CUDA code of their own link the runtime that CMAKE_CUDA_RUNTIME_LIBRARY names.
+  target_link_libraries(scape::cuda INTERFACE
+    scape::scape CUDA::toolkit $<$<LINK_LANGUAGE:CXX>:CUDA::cudart>)
 endif()
 if(TARGET scape::cuda AND NCCL_FOUND AND NOT TARGET scape::nccl)
   add_library(scape::nccl INTERFACE IMPORTED GLOBAL)

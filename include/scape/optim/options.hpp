@@ -223,7 +223,7 @@ SCAPE_HOST_DEVICE inline guarded_gradient guarded(adam_options const& o, step_ar
 
 //! Payload bytes of the agreement.
 constexpr std::int64_t control_bytes(adam_options const& o, int ranks) noexcept {
-  return agrees_on_gradient(o) ? 2 * (ranks - 1) * std::int64_t{sizeof(double)} / ranks : 0;
+  return agrees_on_gradient(o) ? std::int64_t{2 * sizeof(double)} * (ranks - 1) / ranks : 0;
 }
 
 }  // namespace detail

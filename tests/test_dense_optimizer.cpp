@@ -18,11 +18,13 @@
 #include <scape/optim/dense_optimizer.hpp>
 #include <scape/optim/sparse_optimizer.hpp>
 
+#include "cases/dense_optimizer.hpp"
 #include "support/counting_communicator.hpp"
 #include "support/optimizer_rig.hpp"
 #include "support/raises.hpp"
 #include "support/rank_data.hpp"
 #include "support/reference_optimizer.hpp"
+#include "support/thread_backend.hpp"
 
 namespace {
 
@@ -38,136 +40,12 @@ using scape::sparse_optimizer_options;
 using scape::step_arguments;
 using scape::thread_communicator;
 
-//! Warm-up, then a cosine.
-step_arguments schedule(int t, int steps) {
-  auto const x = static_cast<float>(t) / static_cast<float>(steps);
-  return {.lr = 0.01F * std::min(1.0F, 10 * x) * (1 + std::cos(3.1415927F * x))};
-}
-
-std::vector<scape::parameter_span> model(std::int64_t n) {
-  return {{.name = "a", .offset = 0, .length = n / 2, .lr_scale = 0.5F},
-          {.name = "b",
-           .offset = n / 2,
-           .length = n / 4,
-           .policy = span_policy::always,
-           .decay_scale = 0},
-          {.name = "c", .offset = n / 2 + n / 4, .length = n - n / 2 - n / 4}};
-}
-
-adam_options dense_options_of(sparse_optimizer_options const& o) { return o; }
-
-//! Density 1, at every lag, with and without a ramp, against the dense optimizer.
-template <class Rule, class Gradient = float>
-void check_density_one(layout const& l, adam_options const& base, int steps) {
-  run_threads(l.shards(), [&](thread_communicator& comm) {
-    dense_rig<Rule> dense(comm, l, base);
-    std::vector<std::unique_ptr<sparse_rig<Rule>>> sparse;
-    for (int const lag : {0, 1, 2}) {
-      for (int const ramp : {0, 10}) {
-        sparse_optimizer_options o;
-        static_cast<adam_options&>(o) = base;
-        o.density = 1;
-        o.lag = lag;
-        o.density_ramp_steps = ramp;
-        sparse.push_back(std::make_unique<sparse_rig<Rule>>(comm, l, o));
-      }
-    }
-    bool equal = true, same_report = true;
-    for (int t = 0; t < steps; ++t) {
-      auto const gradient =
-          make_vector(l.size(), [&](auto j) { return Gradient(normal(11, comm.rank(), t, j)); });
-      auto const arguments = schedule(t, steps);
-      auto const report = dense.step(gradient, arguments);
-      for (auto const& s : sparse) {
-        auto const& other = s->step(gradient, arguments);
-        equal = equal && same_bits(dense.weights, s->weights);
-        equal = equal && same_bits(dense.optimizer.first_moment(), s->optimizer.moments().m);
-        same_report = same_report && report.gradient_norm == other.gradient_norm &&
-                      report.clip_factor == other.clip_factor &&
-                      report.bytes.values == other.bytes.values &&
-                      report.bytes.parameters == other.bytes.parameters;
-      }
-    }
-    CHECK(equal);
-    CHECK(same_report);
-    CHECK(std::ranges::all_of(dense.weights, [](float w) { return std::isfinite(w); }));
-  });
-}
-
 }  // namespace
 
-TEST_CASE("density 1 equals the dense optimizer bit for bit") {
-  for (int const ranks : {1, 2, 3, 4, 7}) {
-    for (bool const clip : {false, true}) {
-      CAPTURE(ranks);
-      CAPTURE(clip);
-      layout const l(150, ranks, model(150), layout_options{.alignment = 1});
-      adam_options o;
-      o.weight_decay = 0.1F;
-      o.clip_norm = clip ? 2.0F : 0.0F;
-      o.clip = ranks % 2 == 0 ? scape::clip_scope::mean_square : scape::clip_scope::own_gradient;
-      check_density_one<adams>(l, o, 50);
-      check_density_one<adamw>(l, o, 50);
-    }
-  }
-}
-
-TEST_CASE("density 1 equals the dense optimizer for 16-bit gradients and unequal shards") {
-  adam_options o;
-  o.weight_decay = 0.1F;
-  o.bias_correction = false;
-  layout const unequal(300, 3, layout_options{.boundaries = {0, 0, 37, 300}});
-  check_density_one<adams, scape::bfloat16>(unequal, o, 20);
-  check_density_one<adamw, scape::float16>(unequal, o, 20);
-  check_density_one<adams>({0, 2}, o, 3);
-  check_density_one<adams>({1, 4}, o, 10);
-}
-
-TEST_CASE("the dense step equals the serial reference") {
-  for (int const ranks : {1, 2, 3, 4, 7, 8}) {
-    for (std::int64_t const n : {0, 1, 18, 64, 65, 300}) {
-      CAPTURE(ranks);
-      CAPTURE(n);
-      auto spans = model(n);
-      spans[2].policy = n % 2 == 0 ? span_policy::frozen : span_policy::sparse;
-      layout const l(n, ranks, spans, layout_options{.alignment = ranks % 2 == 0 ? 64 : 1});
-      auto const o = dense_options_of(exact_options(1));
-      auto const weights = initial_weights(n);
-      constexpr int steps = 8;
-      auto const run = [&]<class Rule>(Rule) {
-        reference_dense_optimizer reference(reference_of(l), o, Rule::keeps_second_moment, weights);
-        std::vector<reference_dense_optimizer> expected;
-        for (int t = 0; t < steps; ++t) {
-          std::vector<std::vector<float>> gradients;
-          for (int i = 0; i < ranks; ++i) gradients.push_back(integer_gradient(5, i, t, n));
-          reference.step(gradients, {.lr = 0.03125F, .gradient_divisor = 2});
-          expected.push_back(reference);
-        }
-        run_threads(ranks, [&](thread_communicator& comm) {
-          dense_rig<Rule> r(comm, l, o);
-          for (int t = 0; t < steps; ++t) {
-            r.step(integer_gradient(5, comm.rank(), t, n), {.lr = 0.03125F, .gradient_divisor = 2});
-            auto const& want = expected[at(t)];
-            bool same_moments = true, close = true;
-            auto const m = r.optimizer.first_moment();
-            for (std::int64_t j = 0; j < std::ssize(m); ++j) {
-              same_moments =
-                  same_moments && double{m[at(j)]} == want.m[at(l.begin(comm.rank()) + j)];
-            }
-            for (std::int64_t j = 0; j < n; ++j) {
-              close = close && std::abs(double{r.weights[at(j)]} - want.w[at(j)]) <=
-                                   want.weight_bound[at(j)];
-            }
-            CHECK(same_moments);
-            CHECK(close);
-          }
-        });
-      };
-      run(adams{});
-      run(adamw{});
-    }
-  }
-}
+TEST_CASE_TEMPLATE_INVOKE(dense_optimizer_1, thread_backend);
+TEST_CASE_TEMPLATE_INVOKE(dense_optimizer_2, thread_backend);
+TEST_CASE_TEMPLATE_INVOKE(dense_optimizer_3, thread_backend);
+TEST_CASE_TEMPLATE_INVOKE(dense_optimizer_4, thread_backend);
 
 TEST_CASE("one step by hand") {
   // g = 2, beta1 = 1/2, beta2 = 3/4, all corrections: m = 1, m c1 = 2, v = 1/4 * 4 = 1, v c2 = 4.
@@ -186,29 +64,6 @@ TEST_CASE("one step by hand") {
   CHECK(report.density == 1);
   CHECK(report.gradient_norm == 2);
   CHECK(r.optimizer.steps() == 1);
-}
-
-TEST_CASE("an Inf or NaN on one rank is skipped by all") {
-  layout const l(100, 3, layout_options{.alignment = 1});
-  run_threads(3, [&](thread_communicator& comm) {
-    dense_rig<adamw> with(comm, l, adam_options{}), without(comm, l, adam_options{});
-    for (int t = 0; t < 6; ++t) {
-      auto const gradient = normal_gradient(1, comm.rank(), t, 100);
-      if (t % 2 == 1) {
-        auto bad = gradient;
-        if (comm.rank() == t / 2) bad[50] = std::numeric_limits<float>::quiet_NaN();
-        auto const before = with.weights;
-        CHECK(with.step(bad).skipped);
-        CHECK(same_bits(before, with.weights));
-      }
-      with.step(gradient);
-      without.step(gradient);
-      CHECK(same_bits(with.weights, without.weights));
-      CHECK(same_bits(with.optimizer.first_moment(), without.optimizer.first_moment()));
-    }
-    CHECK(with.optimizer.skipped_steps() == 3);
-    CHECK(with.optimizer.steps() == 6);
-  });
 }
 
 TEST_CASE("the traffic is that of one reduce-scatter and one all-gather") {
@@ -233,7 +88,7 @@ TEST_CASE("the traffic is that of one reduce-scatter and one all-gather") {
 }
 
 TEST_CASE("pools of any size give the same bits") {
-  layout const l(40000, 1, model(40000));
+  layout const l(40000, 1, dense_model(40000));
   adam_options o;
   o.clip_norm = 1;
   scape::self_communicator self;

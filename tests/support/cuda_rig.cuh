@@ -85,6 +85,15 @@ struct cuda_rig {
     optimizer.load(ctx, in);
   }
 
+  [[nodiscard]] std::int64_t steps() { return optimizer.steps(ctx); }
+  [[nodiscard]] std::vector<float> current_weights() {
+    optimizer.synchronize(ctx);
+    return to_host(weights.span());
+  }
+  [[nodiscard]] std::vector<float> first_moment() {
+    optimizer.synchronize(ctx);
+    return to_host(first_moment_of(optimizer));
+  }
   [[nodiscard]] std::int64_t skipped_steps() { return optimizer.skipped_steps(ctx); }
 
   [[nodiscard]] optimizer_state state() {

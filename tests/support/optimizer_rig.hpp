@@ -42,6 +42,16 @@ struct optimizer_state {
   }
 };
 
+//! The dense or the sparse optimizer's.
+template <class Optimizer>
+std::span<float const> first_moment_of(Optimizer const& optimizer) {
+  if constexpr (requires { optimizer.first_moment(); }) {
+    return optimizer.first_moment();
+  } else {
+    return optimizer.moments().m;
+  }
+}
+
 //! Scratch memory is filled with rubbish before every step.
 template <class Optimizer>
 struct rig {
@@ -76,7 +86,10 @@ struct rig {
     optimizer.load(ctx, in);
   }
 
+  [[nodiscard]] std::int64_t steps() const { return optimizer.steps(); }
   [[nodiscard]] std::int64_t skipped_steps() const { return optimizer.skipped_steps(); }
+  [[nodiscard]] std::vector<float> const& current_weights() const { return weights; }
+  [[nodiscard]] std::span<float const> first_moment() const { return first_moment_of(optimizer); }
 
   [[nodiscard]] optimizer_state state() const {
     auto const copy = [](auto const& s) {

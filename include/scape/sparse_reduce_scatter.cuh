@@ -27,8 +27,7 @@ template <class T>
 
 //! The same as on the host, enqueued on ctx.stream outside of any NCCL group: memory traffic is one
 //! read of gradient and residual, one write of the residual, two reads of the mask. Gradient and
-//! Wire may also be CUDA's
-//! __half and __nv_bfloat16.
+//! Wire may also be CUDA's __half and __nv_bfloat16.
 //!
 //! @param ctx  scratch: sparse_collective_bytes<Wire>(layout, plan.total())
 //! The mask's bits are not checked against the plan; where it has more, those past the plan's total

@@ -90,6 +90,10 @@ struct cuda_rig {
     optimizer.synchronize(ctx);
     return to_host(weights.span());
   }
+  void set_weights(std::vector<float> const& values) {
+    detail::cuda::copy("cuda_rig", weight_span().data(), values.data(), values.size() * 4);
+  }
+  [[nodiscard]] std::span<float> weight_span() { return weights.span(); }
   [[nodiscard]] std::vector<float> first_moment() {
     optimizer.synchronize(ctx);
     return to_host(first_moment_of(optimizer));

@@ -89,6 +89,8 @@ struct rig {
   [[nodiscard]] std::int64_t steps() const { return optimizer.steps(); }
   [[nodiscard]] std::int64_t skipped_steps() const { return optimizer.skipped_steps(); }
   [[nodiscard]] std::vector<float> const& current_weights() const { return weights; }
+  void set_weights(std::vector<float> const& values) { weights = values; }
+  [[nodiscard]] std::span<float> weight_span() { return weights; }
   [[nodiscard]] std::span<float const> first_moment() const { return first_moment_of(optimizer); }
 
   [[nodiscard]] optimizer_state state() const {

@@ -10,10 +10,12 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,7 +23,9 @@
 #include <scape/layout.hpp>
 #include <scape/optim/sparse_optimizer.hpp>
 
+#include "support/counting_communicator.hpp"
 #include "support/optimizer_rig.hpp"
+#include "support/raises.hpp"
 #include "support/rank_data.hpp"
 #include "support/reference_optimizer.hpp"
 
@@ -542,6 +546,161 @@ TEST_CASE_TEMPLATE_DEFINE("a loss scale that changes from step to step leaves no
       for (auto& g : gradient) g *= scale;
       scaled.step(gradient, {.gradient_divisor = scale});
       CHECK(scaled.state() == plain.state());
+    }
+  });
+}
+
+template <class Backend, class Wire>
+void check_traffic(layout const& l, sparse_optimizer_options const& o) {
+  auto const ranks = l.shards();
+  using counting = counting_communicator<typename Backend::communicator>;
+  Backend::ranks(ranks, [&](auto& inner) {
+    counting comm(inner);
+    rig_on<Backend, sparse_optimizer<adamw, counting, Wire>> r(comm, l, o);
+    for (int t = 0; t < 8; ++t) {
+      CAPTURE(t);
+      comm.reset();
+      auto const bytes = r.step(normal_gradient(2, comm.rank(), t, l.size())).bytes;
+      bool const dense = o.first == first_mask::dense && t < std::max(o.lag, 1);
+      auto const plan = dense ? l.plan(1, 0) : l.plan(o.density, o.ramp(t));
+      auto const gathered = (o.lag > 0 || !dense ? 1 : 0) + (!dense && t < o.lag ? 1 : 0);
+      CHECK(comm.reduce_scatters.calls == 1);
+      CHECK(comm.gathers.calls == 1 + gathered);
+      CHECK(comm.all_reduces.calls == 1);
+      CHECK(comm.broadcasts.calls == 0);
+      CHECK(comm.barriers.calls == 0);
+      CHECK(comm.reduce_scatters.bytes == bytes.values);
+      CHECK(comm.gathers.bytes == bytes.parameters + bytes.mask);
+      CHECK(comm.all_reduces.bytes == bytes.control);
+      CHECK(bytes.values == l.value_wire_bytes(plan, comm.rank(), sizeof(Wire)));
+      CHECK(bytes.parameters == l.value_wire_bytes(plan, comm.rank(), sizeof(float)));
+      CHECK(bytes.mask == gathered * l.mask_wire_bytes());
+      CHECK(bytes.control == 2 * (ranks - 1) * 8 / ranks);
+      CHECK(bytes.total() == bytes.values + bytes.parameters + bytes.mask + bytes.control);
+    }
+  });
+}
+
+TEST_CASE_TEMPLATE_DEFINE("a step is three collectives and an agreement, of the predicted bytes",
+                          Backend, sparse_optimizer_17) {
+  for (int const lag : {0, 1, 2}) {
+    for (auto const first : {first_mask::dense, first_mask::statistic}) {
+      auto o = sparse_optimizer_options::staleness_aware(0.1);
+      o.lag = lag;
+      o.first = first;
+      o.statistics = true;
+      o.density_ramp_steps = lag == 1 ? 5 : 0;
+      check_traffic<Backend, float>({1000, 4}, o);
+      check_traffic<Backend, bfloat16>({1000, 3, layout_options{.boundaries = {0, 100, 100, 1000}}},
+                                       o);
+      check_traffic<Backend, float16>({300, 2, model(), layout_options{.alignment = 1}}, o);
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE_DEFINE("wrong options and arguments are refused and change nothing", Backend,
+                          sparse_optimizer_18) {
+  layout const l(100, 2);
+  auto const nan = std::numeric_limits<float>::quiet_NaN();
+  Backend::ranks(2, [&](auto& comm) {
+    using optimizer = sparse_optimizer<adams, typename Backend::communicator>;
+    auto const good = sparse_optimizer_options::staleness_aware(0.1);
+    auto const refuses = [&](auto change, std::string_view text) {
+      auto o = good;
+      change(o);
+      typename Backend::buffer const storage(1 << 16);
+      return rejects([&] { optimizer(comm, l, o, storage.bytes()); }, {"sparse_optimizer", text});
+    };
+    CHECK(refuses([](auto& o) { o.density = -0.1; }, "density"));
+    CHECK(refuses([](auto& o) { o.density = 1.1; }, "density"));
+    CHECK(refuses([&](auto& o) { o.density = double{nan}; }, "density"));
+    CHECK(refuses([](auto& o) { o.lag = -1; }, "lag"));
+    CHECK(refuses([](auto& o) { o.beta1 = 1; }, "beta1"));
+    CHECK(refuses([](auto& o) { o.beta1 = -0.1F; }, "beta1"));
+    CHECK(refuses([&](auto& o) { o.beta1 = nan; }, "beta1"));
+    CHECK(refuses([](auto& o) { o.beta2 = 1; }, "beta2"));
+    CHECK(refuses([&](auto& o) { o.beta2 = nan; }, "beta2"));
+    CHECK(refuses([](auto& o) { o.epsilon = 0; }, "epsilon"));
+    CHECK(refuses([&](auto& o) { o.epsilon = nan; }, "epsilon"));
+    CHECK(refuses([](auto& o) { o.clip_norm = -1; }, "clip_norm"));
+    CHECK(refuses([&](auto& o) { o.clip_norm = nan; }, "clip_norm"));
+    CHECK(refuses([&](auto& o) { o.weight_decay = nan; }, "weight_decay"));
+    CHECK(refuses([](auto& o) { o.tau_max = 0.5F; }, "tau_max"));
+    CHECK(refuses([&](auto& o) { o.tau_max = nan; }, "tau_max"));
+    CHECK(refuses([](auto& o) { o.density_ramp_steps = -1; }, "density_ramp_steps"));
+    CHECK(refuses(
+        [](auto& o) {
+          o.density = 0;
+          o.density_ramp_steps = 5;
+        },
+        "ramp"));
+
+    typename Backend::buffer const storage(optimizer::storage_bytes(l, good));
+    CHECK(rejects([&] { optimizer(comm, layout(100, 3), good, storage.bytes()); },
+                  {"sparse_optimizer", "size is 2", "expected 3"}));
+    auto const short_storage = storage.bytes().first(storage.bytes().size() / 2);
+    CHECK(rejects([&] { optimizer(comm, l, good, short_storage); },
+                  {"sparse_optimizer", std::to_string(short_storage.size()) + " bytes"}));
+
+    sparse_rig_on<Backend, adams> r(comm, l, good);
+    auto const gradient = normal_gradient(1, comm.rank(), 0, 100);
+    typename Backend::template vector<float> const reachable(gradient.begin(), gradient.end());
+    r.step(gradient);
+    auto const before = r.state();
+    auto const step_refuses = [&](auto change, std::initializer_list<std::string_view> texts) {
+      auto ctx = r.ctx;
+      auto weights = r.weight_span();
+      auto g = std::span<float const>(reachable);
+      step_arguments a;
+      change(ctx, weights, g, a);
+      return rejects([&] { r.optimizer.step(ctx, weights, g, a); }, texts) && r.state() == before;
+    };
+    using context = typename Backend::context;
+    using out = std::span<float>;
+    using in = std::span<float const>;
+    auto const scratch = r.scratch.bytes().size();
+    auto const short_text = std::to_string(scratch - 1) + " bytes";
+    auto const need_text = std::to_string(scratch) + " are needed";
+    CHECK(step_refuses([](context& ctx, out&, in&,
+                          auto&) { ctx.scratch = ctx.scratch.first(ctx.scratch.size() - 1); },
+                       {"sparse_optimizer::step", short_text, need_text}));
+    CHECK(step_refuses([](context&, out& w, in&, auto&) { w = w.first(99); },
+                       {"weights", "99", "100"}));
+    CHECK(step_refuses([](context&, out&, in& g, auto&) { g = g.first(99); },
+                       {"gradient", "99", "100"}));
+    CHECK(step_refuses([](context&, out&, in& g, auto&) { g = {}; }, {"gradient", "0", "100"}));
+    CHECK(step_refuses([&](context&, out&, in&, auto& a) { a.lr = nan; }, {"learning rate"}));
+    CHECK(step_refuses(
+        [](context&, out&, in&, auto& a) { a.lr = std::numeric_limits<float>::infinity(); },
+        {"learning rate"}));
+    for (float const divisor : {0.0F, -1.0F, nan, std::numeric_limits<float>::infinity()}) {
+      CHECK(step_refuses([&](context&, out&, in&, auto& a) { a.gradient_divisor = divisor; },
+                         {"gradient_divisor"}));
+    }
+    r.step(gradient);  // no collective was left half started
+    CHECK(r.steps() == 2);
+  });
+}
+
+TEST_CASE_TEMPLATE_DEFINE("memory at any misalignment is enough", Backend, sparse_optimizer_19) {
+  layout const l(130, 2, layout_options{.alignment = 1});
+  auto const o = sparse_optimizer_options::staleness_aware(0.1);
+  Backend::ranks(2, [&](auto& comm) {
+    using optimizer = sparse_optimizer<adamw, typename Backend::communicator>;
+    for (std::size_t const shift : {1U, 4U, 100U, 255U}) {
+      sparse_rig_on<Backend, adamw> aligned(comm, l, o), r(comm, l, o);
+      typename Backend::buffer const storage(optimizer::storage_bytes(l, o) + shift);
+      typename Backend::buffer const scratch(optimizer::scratch_bytes(l, o) + shift);
+      auto ctx = r.ctx;
+      ctx.scratch = scratch.bytes().subspan(shift);
+      optimizer shifted(comm, l, o, storage.bytes().subspan(shift));
+      for (int t = 0; t < 3; ++t) {
+        auto const gradient = normal_gradient(1, comm.rank(), t, 130);
+        typename Backend::template vector<float> const reachable(gradient.begin(), gradient.end());
+        shifted.step(ctx, r.weight_span(), std::span<float const>(reachable), {});
+        aligned.step(gradient);
+        CHECK(same_bits(r.current_weights(), aligned.current_weights()));
+      }
     }
   });
 }

@@ -23,3 +23,6 @@ TEST_CASE_TEMPLATE_INVOKE(sparse_optimizer_13, nccl_backend);
 TEST_CASE_TEMPLATE_INVOKE(sparse_optimizer_14, nccl_backend);
 TEST_CASE_TEMPLATE_INVOKE(sparse_optimizer_15, nccl_backend);
 TEST_CASE_TEMPLATE_INVOKE(sparse_optimizer_16, nccl_backend);
+TEST_CASE_TEMPLATE_INVOKE(sparse_optimizer_17, nccl_backend);
+TEST_CASE_TEMPLATE_INVOKE(sparse_optimizer_18, nccl_backend);
+TEST_CASE_TEMPLATE_INVOKE(sparse_optimizer_19, nccl_backend);

@@ -3,8 +3,9 @@
 
 //! @file
 //! Where a templated test case runs. A backend has containers whose elements both the test and the
-//! primitives can reach, and run(scratch bytes, f), which calls f(context) with that much scratch
-//! memory full of rubbish and returns when everything f started is done.
+//! primitives can reach, a buffer whose bytes are for the primitives alone, and run(scratch bytes,
+//! f), which calls f(context) with that much scratch memory full of rubbish and returns when
+//! everything f started is done.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,6 +19,7 @@ namespace scape::testing {
 struct host_backend {
   static constexpr bool cuda = false;
   using context = host_context;
+  using buffer = host_buffer;
   template <class T>
   using vector = std::vector<T>;
 

@@ -33,6 +33,17 @@ class counting_communicator {
   [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
   [[nodiscard]] int size() const noexcept { return comm_->size(); }
 
+  [[nodiscard]] int device() const requires requires(C const& comm) { comm.device(); }
+  { return comm_->device(); }
+  [[nodiscard]] int const* failure_flag() const requires requires(C const& comm) {
+    comm.failure_flag();
+  }
+  { return comm_->failure_flag(); }
+  void synchronize(context_type const& ctx) requires requires(C& comm, context_type const& on) {
+    comm.synchronize(on);
+  }
+  { comm_->synchronize(ctx); }
+
   template <class T>
   requires has_all_gather<C, T> handle_type
   all_gather(context_type const& ctx, std::type_identity_t<std::span<T const>> send,

@@ -33,6 +33,7 @@ struct managed_allocator {
 struct cuda_backend {
   static constexpr bool cuda = true;
   using context = cuda_context;
+  using buffer = device_buffer;
   template <class T>
   using vector = std::vector<T, managed_allocator<T>>;
 

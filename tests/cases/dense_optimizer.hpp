@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include <scape/float16.hpp>
@@ -18,7 +20,9 @@
 #include <scape/optim/dense_optimizer.hpp>
 #include <scape/optim/sparse_optimizer.hpp>
 
+#include "support/counting_communicator.hpp"
 #include "support/optimizer_rig.hpp"
+#include "support/raises.hpp"
 #include "support/rank_data.hpp"
 #include "support/reference_optimizer.hpp"
 
@@ -184,6 +188,82 @@ TEST_CASE_TEMPLATE_DEFINE("an Inf or NaN on one rank is skipped by all", Backend
     }
     CHECK(with.skipped_steps() == 3);
     CHECK(with.steps() == 6);
+  });
+}
+
+TEST_CASE_TEMPLATE_DEFINE("one step by hand", Backend, dense_optimizer_5) {
+  // g = 2, beta1 = 1/2, beta2 = 3/4, all corrections: m = 1, m c1 = 2, v = 1/4 * 4 = 1, v c2 = 4.
+  adam_options o;
+  o.beta1 = 0.5F;
+  o.beta2 = 0.75F;
+  o.weight_decay = 0.5F;
+  layout const l(1, 1);
+  Backend::ranks(1, [&](auto& comm) {
+    dense_rig_on<Backend, adamw> r(comm, l, o);
+    r.set_weights({4});
+    auto const report = r.step(std::vector<float>{2}, {.lr = 0.125F});
+    CHECK(r.current_weights()[0] ==
+          doctest::Approx(4 - 0.125 * (2.0 / 2.0 + 0.5 * 4)).epsilon(1e-6));
+    CHECK(r.first_moment()[0] == 1);
+    CHECK(report.step == 0);
+    CHECK(report.density == 1);
+    CHECK(report.gradient_norm == 2);
+    CHECK(r.steps() == 1);
+  });
+}
+
+TEST_CASE_TEMPLATE_DEFINE("the traffic is that of one reduce-scatter and one all-gather", Backend,
+                          dense_optimizer_6) {
+  using counting = counting_communicator<typename Backend::communicator>;
+  layout const l(1000, 3, layout_options{.boundaries = {0, 100, 100, 1000}});
+  Backend::ranks(3, [&](auto& inner) {
+    counting comm(inner);
+    rig_on<Backend, dense_optimizer<adams, counting>> r(comm, l, adam_options{});
+    for (int t = 0; t < 3; ++t) {
+      comm.reset();
+      auto const bytes = r.step(normal_gradient(1, comm.rank(), t, 1000)).bytes;
+      auto const others = 4 * (1000 - l.shard_size(comm.rank()));
+      CHECK(comm.reduce_scatters == traffic{1, others});
+      CHECK(comm.gathers == traffic{1, others});
+      CHECK(comm.all_reduces == traffic{1, 2 * 2 * 8 / 3});
+      CHECK(bytes.values == others);
+      CHECK(bytes.parameters == others);
+      CHECK(bytes.mask == 0);
+      CHECK(bytes.control == comm.all_reduces.bytes);
+    }
+  });
+}
+
+TEST_CASE_TEMPLATE_DEFINE("wrong options and arguments are refused and change nothing", Backend,
+                          dense_optimizer_7) {
+  using optimizer = dense_optimizer<adamw, typename Backend::communicator>;
+  layout const l(10, 1);
+  auto const nan = std::numeric_limits<float>::quiet_NaN();
+  adam_options bad;
+  bad.beta1 = 1;
+  Backend::ranks(1, [&](auto& comm) {
+    dense_rig_on<Backend, adamw> r(comm, l, adam_options{});
+    auto const storage = r.storage.bytes();
+    CHECK(rejects([&] { optimizer(comm, l, bad, storage); }, {"dense_optimizer", "beta1"}));
+    CHECK(rejects([&] { optimizer(comm, layout(10, 2), {}, storage); }, {"is 1", "expected 2"}));
+    CHECK(rejects([&] { optimizer(comm, l, {}, storage.first(200)); }, {"200 bytes"}));
+
+    auto const gradient = normal_gradient(1, 0, 0, 10);
+    typename Backend::template vector<float> const reachable(gradient.begin(), gradient.end());
+    std::span<float const> const g(reachable);
+    auto const w = r.weight_span();
+    auto const weights = r.current_weights();
+    auto& opt = r.optimizer;
+    CHECK(rejects([&] { opt.step(r.ctx, w.first(9), g, {}); }, {"weights", "9", "10"}));
+    CHECK(rejects([&] { opt.step(r.ctx, w, g.first(3), {}); }, {"gradient", "3", "10"}));
+    CHECK(rejects([&] { opt.step(r.ctx, w, g, {.lr = nan}); }, {"learning rate"}));
+    CHECK(rejects([&] { opt.step(r.ctx, w, g, {.gradient_divisor = 0}); }, {"divisor"}));
+    auto tight = r.ctx;
+    tight.scratch = tight.scratch.first(tight.scratch.size() - 1);
+    CHECK(rejects([&] { opt.step(tight, w, g, {}); },
+                  {std::to_string(tight.scratch.size()), std::to_string(r.ctx.scratch.size())}));
+    CHECK(same_bits(weights, r.current_weights()));
+    CHECK(r.steps() == 0);
   });
 }
 

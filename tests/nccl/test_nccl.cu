@@ -608,6 +608,33 @@ TEST_CASE("failure: another thread aborts while one waits") {
   });
 }
 
+TEST_CASE("failure: a CUDA error in a host function of the stream") {
+  on_ranks(std::min(2, devices()), strict, [](comm_t& comm, scape::cuda_context const& ctx) {
+    meet(comm, ctx);
+    if (comm.rank() == 1) {
+      check_fails<scape::peer_error>(comm, ctx, [&] { meet(comm, ctx); });
+      return;
+    }
+    // A host function may not call CUDA, and cannot throw: it leaves word for the rank's thread.
+    std::atomic<cudaError_t> found = cudaSuccess;
+    cudaLaunchHostFunc(
+        ctx.stream,
+        [](void* word) {
+          void* memory = nullptr;
+          *static_cast<std::atomic<cudaError_t>*>(word) = cudaMalloc(&memory, 1);
+        },
+        &found);
+    CHECK(cudaStreamSynchronize(ctx.stream) == cudaSuccess);
+    CHECK(found.load() == cudaErrorNotPermitted);
+    check_fails<scape::nccl_error>(comm, ctx, [&] {
+      comm.abort(std::string("a host function met ") + cudaGetErrorName(found));
+      comm.check();
+    });
+    CHECK(raises<scape::nccl_error>([&] { comm.check(); },
+                                    {"a host function met cudaErrorNotPermitted"}));
+  });
+}
+
 TEST_CASE("failure: a graph outlives its communicator's failure") {
   on_ranks(std::min(2, devices()), strict, [](comm_t& comm, scape::cuda_context const& ctx) {
     device_array<float> const x(16);

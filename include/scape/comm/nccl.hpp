@@ -181,7 +181,8 @@ class nccl_operations {
   void synchronize(cuda_context const& ctx) { engine().synchronize(ctx); }
 
   //! Ends the communicator from any thread: who waits in it, or calls it later, gets an nccl_error
-  //! with this message.
+  //! with this message. Not from a host function on a stream, where CUDA forbids its calls: leave
+  //! word for a thread.
   void abort(std::string const& why) { engine().abort(why); }
 
  protected:

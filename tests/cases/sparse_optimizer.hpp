@@ -574,7 +574,13 @@ void check_traffic(layout const& l, sparse_optimizer_options const& o) {
       CHECK(comm.all_reduces.bytes == bytes.control);
       CHECK(bytes.values == l.value_wire_bytes(plan, comm.rank(), sizeof(Wire)));
       CHECK(bytes.parameters == l.value_wire_bytes(plan, comm.rank(), sizeof(float)));
-      CHECK(bytes.mask == gathered * l.mask_wire_bytes());
+      auto const made = l.plan(o.density, o.ramp(t + o.lag));
+      auto const own = l.plan(o.density, o.ramp(t));
+      auto const mask_bytes = [&](send_plan const& p) {
+        return Backend::cuda ? l.mask_wire_bytes() : l.mask_wire_bytes(p, comm.rank());
+      };
+      CHECK(bytes.mask == (o.lag > 0 || !dense ? mask_bytes(made) : 0) +
+                              (!dense && t < o.lag ? mask_bytes(own) : 0));
       CHECK(bytes.control == 2 * (ranks - 1) * 8 / ranks);
       CHECK(bytes.total() == bytes.values + bytes.parameters + bytes.mask + bytes.control);
     }

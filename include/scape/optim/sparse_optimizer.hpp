@@ -116,7 +116,7 @@ inline void expect_same_step(caller who, std::int64_t step, std::array<double, 2
 //! are collective, except save() and load() and the observers.
 template <class Rule, communicator C, class Wire = float, class Statistic = statistic_of_options>
 requires has_reduce_scatter<C, Wire> && has_all_gather<C, float> && has_all_gather<C, mask_word> &&
-    has_all_reduce<C, double> && statistic_choice<Statistic>
+    has_all_gather<C, std::uint16_t> && has_all_reduce<C, double> && statistic_choice<Statistic>
 class sparse_optimizer {
  public:
   using context_type = typename C::context_type;
@@ -130,6 +130,7 @@ class sparse_optimizer {
     if (Rule::keeps_second_moment) size.add<float>(shard);
     return size.add<std::uint16_t>(shard)
         .template add<mask_word>(lagged_mask_allgather<C>::storage_words(layout, options.lag))
+        .template add<std::uint16_t>(index_words(layout, options))
         .bytes();
   }
 
@@ -291,10 +292,15 @@ class sparse_optimizer {
                  .age = memory.take<std::uint16_t>(shard_size())},
         mask_storage_(
             memory.take<mask_word>(lagged_mask_allgather<C>::storage_words(layout_, options_.lag))),
-        masks_(layout_, comm.rank(), options_.lag, mask_storage_),
+        masks_(layout_, comm.rank(), options_.lag, mask_storage_,
+               memory.take<std::uint16_t>(index_words(layout_, options_))),
         hints_(layout_.groups(comm.rank()).size()),
         plan_(layout_.plan(1)),
         next_plan_(plan_) {}
+
+  static std::int64_t index_words(layout const& layout, sparse_optimizer_options const& options) {
+    return lagged_mask_allgather<C>::index_words(layout, options.lag, layout.plan(options.density));
+  }
 
   [[nodiscard]] auto sections() noexcept {
     return detail::sections_of(residual_, moments_.m, moments_.v, moments_.age, mask_storage_);
@@ -388,8 +394,8 @@ class sparse_optimizer {
                                                                    step};
       partitioned_topk_mask(ctx, layout_, next_plan_, rank(), score, masks_.local(step), topk);
     });
-    masks_.start(ctx, *comm_, step);
-    report_.bytes.mask += layout_.mask_wire_bytes();
+    masks_.start(ctx, *comm_, step, next_plan_);
+    report_.bytes.mask += layout_.mask_wire_bytes(next_plan_, rank());
   }
 
   void finish_report(context_type const& ctx) {

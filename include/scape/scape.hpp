@@ -4,6 +4,7 @@
 //! @file
 //! Everything that needs only a C++20 compiler and threads.
 
+#include <scape/agreement.hpp>
 #include <scape/comm/self.hpp>
 #include <scape/comm/threads.hpp>
 #include <scape/concepts.hpp>

@@ -26,7 +26,8 @@ namespace scape {
 //! step is skipped on the device; any step can be captured once one was taken. See the sparse
 //! optimizer for the rest.
 template <class Rule, cuda_communicator C>
-requires has_reduce_scatter<C, float> && has_all_gather<C, float> && has_all_reduce<C, double>
+requires has_reduce_scatter<C, float> && has_all_gather<C, float> && has_all_reduce<C, double> &&
+    has_all_gather<C, std::uint64_t>
 class dense_optimizer<Rule, C> {
  public:
   using context_type = cuda_context;
@@ -54,6 +55,8 @@ class dense_optimizer<Rule, C> {
     detail::expect_valid(op, options_);
     detail::expect_equal(op, "the communicator's size", comm.size(), layout_.shards(),
                          "a layout has one shard per rank");
+    detail::expect(!options_.check_agreement, op,
+                   "check_agreement is for the host; on streams the ranks' plans are not compared");
     for (int p = 0; p < comm.size(); ++p) counts_.push_back(layout_.shard_size(p));
     carver memory(storage, op);
     m_ = memory.take<float>(shard_size());

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <scape/agreement.hpp>
 #include <scape/concepts.hpp>
 #include <scape/context/host.hpp>
 #include <scape/detail/checkpoint.hpp>
@@ -41,7 +42,8 @@ checkpoint_header identity(C const& comm, layout const& layout) {
 
 //! @tparam Rule adams or adamw
 template <class Rule, communicator C>
-requires has_reduce_scatter<C, float> && has_all_gather<C, float> && has_all_reduce<C, double>
+requires has_reduce_scatter<C, float> && has_all_gather<C, float> && has_all_reduce<C, double> &&
+    has_all_gather<C, std::uint64_t>
 class dense_optimizer {
  public:
   using context_type = typename C::context_type;
@@ -87,6 +89,7 @@ class dense_optimizer {
     detail::expect_equal(op, "the length of weights", std::ssize(weights), layout_.size());
     detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout_.size());
     detail::expect_scratch(op, ctx.scratch.size(), scratch_bytes(layout_));
+    if (options_.check_agreement) expect_agreement(ctx, op, weights);
     carver scratch(ctx.scratch, op);
     auto const sent = scratch.take<float>(layout_.size());
     auto const sums = scratch.take<float>(shard_size());
@@ -154,9 +157,25 @@ class dense_optimizer {
                                                 detail::sections_of(m_, v_));
     step_ = static_cast<std::int64_t>(header.step);
     skipped_ = static_cast<std::int64_t>(header.skipped);
+    agreed_ = false;
   }
 
  private:
+  //! Collective.
+  void expect_agreement(context_type const& ctx, detail::caller who,
+                        std::span<float const> weights) {
+    scape::expect_agreement(ctx, *comm_,
+                            {.operation = who.operation,
+                             .element = "float",
+                             .n = layout_.size(),
+                             .shards = layout_.shards(),
+                             .k = layout_.size(),
+                             .step = step_,
+                             .layout = layout_.fingerprint(),
+                             .weights = agreed_ ? 0 : hash_of(weights)});
+    agreed_ = true;
+  }
+
   [[nodiscard]] std::int64_t shard_size() const noexcept {
     return layout_.shard_size(comm_->rank());
   }
@@ -188,6 +207,7 @@ class dense_optimizer {
   std::span<float> m_, v_;
   std::int64_t step_ = 0;
   std::int64_t skipped_ = 0;
+  bool agreed_ = false;  // the weights were compared since the start or load()
   step_report report_;
 };
 

@@ -33,6 +33,10 @@ struct adam_options {
   //! Agree by one 8-byte all-reduce, before anything is changed, to skip a step in which any
   //! rank's gradient has an Inf or a NaN, or a norm beyond float.
   bool skip_nonfinite = true;
+  //! For debugging, on the host: before every step, make sure that all ranks are about to take the
+  //! same one, with the same mask and, at the start and after load(), the same weights. See
+  //! agreement.hpp.
+  bool check_agreement = false;
 };
 
 enum class statistic_kind : std::uint8_t { staleness_aware, literal, random };

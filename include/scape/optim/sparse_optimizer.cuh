@@ -56,7 +56,7 @@ namespace scape {
 //! adopted communicator, call them once its owner has aborted it.
 template <class Rule, cuda_communicator C, class Wire, class Statistic>
 requires has_reduce_scatter<C, Wire> && has_all_gather<C, float> && has_all_gather<C, mask_word> &&
-    has_all_reduce<C, double> && statistic_choice<Statistic>
+    has_all_gather<C, std::uint16_t> && has_all_reduce<C, double> && statistic_choice<Statistic>
 class sparse_optimizer<Rule, C, Wire, Statistic> {
  public:
   using context_type = cuda_context;
@@ -320,6 +320,8 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
         verdict_memory_(sizeof(int)),
         plan_(layout_.plan(1)),
         next_plan_(plan_) {
+    detail::expect(!options_.check_agreement, caller_of(comm),
+                   "check_agreement is for the host; on streams the ranks' plans are not compared");
     if (options_.offload_residual) {
       auto const op = caller_of(comm);
       cudaPointerAttributes attributes = {};

@@ -18,12 +18,14 @@
 #include <utility>
 #include <vector>
 
+#include <scape/agreement.hpp>
 #include <scape/concepts.hpp>
 #include <scape/context/host.hpp>
 #include <scape/detail/checkpoint.hpp>
 #include <scape/detail/host/guard_gradient.hpp>
 #include <scape/detail/mask_ranges.hpp>
 #include <scape/detail/stopwatch.hpp>
+#include <scape/detail/type_name.hpp>
 #include <scape/lagged_mask_allgather.hpp>
 #include <scape/layout.hpp>
 #include <scape/optim/options.hpp>
@@ -170,6 +172,7 @@ class sparse_optimizer {
     detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout_.size());
     detail::expect_scratch(op, ctx.scratch.size(), scratch_bytes(layout_, options_));
     expect_intact(op);
+    if (options_.check_agreement) expect_agreement(ctx, op, weights);
     if (restored_) expect_same_step(ctx, op);
     carver scratch(ctx.scratch, op);
     auto const values = scratch.take<Wire>(layout_.max_shard_size());
@@ -276,7 +279,7 @@ class sparse_optimizer {
     restored_until_ = step_ + options_.lag;
     std::ranges::fill(hints_, topk_hint{});
     restored_ = true;
-    broken_ = false;
+    broken_ = agreed_ = false;
   }
 
  private:
@@ -308,6 +311,26 @@ class sparse_optimizer {
 
   void expect_intact(detail::caller who) const {
     detail::expect(!broken_, who, "an earlier step failed half-way; load a checkpoint first");
+  }
+
+  //! Collective.
+  void expect_agreement(context_type const& ctx, detail::caller who,
+                        std::span<float const> weights) {
+    bool const dense = step_ < detail::dense_steps(options_);
+    layout_.plan(dense ? 1 : options_.density, dense ? 0 : options_.ramp(step_), next_plan_);
+    agreement own{.operation = who.operation,
+                  .element = detail::type_name<Wire>(),
+                  .n = layout_.size(),
+                  .shards = layout_.shards(),
+                  .k = next_plan_.total(),
+                  .step = step_,
+                  .layout = layout_.fingerprint()};
+    if (step_ >= std::max(options_.lag, 1)) {
+      own.mask = hash_of(options_.lag > 0 ? masks_.wait(ctx, step_) : last_mask());
+    }
+    if (!agreed_) own.weights = hash_of(weights);
+    scape::expect_agreement(ctx, *comm_, own);
+    agreed_ = true;
   }
 
   //! Collective: the spread of the ranks' steps is 0.
@@ -423,6 +446,7 @@ class sparse_optimizer {
   std::int64_t skipped_ = 0;
   bool broken_ = false;              // a step or save() began and did not end
   bool restored_ = false;            // no step since load()
+  bool agreed_ = false;              // the weights were compared since the start or load()
   std::int64_t restored_until_ = 0;  // the masks of the steps before were loaded
   step_report report_;
 };

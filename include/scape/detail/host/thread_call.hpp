@@ -17,21 +17,9 @@
 #include <scape/config.hpp>
 #include <scape/context/host.hpp>
 #include <scape/detail/collective_arguments.hpp>
+#include <scape/detail/type_name.hpp>
 
 namespace scape::detail {
-
-//! The compiler's spelling of T. Ranks compare types by it.
-template <class T>
-constexpr std::string_view type_name() noexcept {
-#if defined(__GNUC__) || defined(__clang__)
-  std::string_view const text = __PRETTY_FUNCTION__;
-  auto const begin = text.find("T = ") + 4;
-  auto const end = text.find(';', begin);
-  return text.substr(begin, (end == text.npos ? text.rfind(']') : end) - begin);
-#else
-  return __FUNCSIG__;
-#endif
-}
 
 //! One rank's side of an operation. Everything up to `counts` must agree between the ranks.
 struct thread_call {

@@ -15,3 +15,6 @@ TEST_CASE_TEMPLATE_INVOKE(checkpoint_6, thread_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_7, thread_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_8, thread_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_9, thread_backend);
+TEST_CASE_TEMPLATE_INVOKE(checkpoint_10, thread_backend);
+TEST_CASE_TEMPLATE_INVOKE(checkpoint_11, thread_backend);
+TEST_CASE_TEMPLATE_INVOKE(checkpoint_12, thread_backend);

@@ -122,6 +122,8 @@ class layout {
   [[nodiscard]] std::int64_t shard_size(int shard) const noexcept {
     return begins_[at(shard) + 1] - begins_[at(shard)];
   }
+  //! Where the shards begin, and n: P + 1 values.
+  [[nodiscard]] std::span<std::int64_t const> boundaries() const noexcept { return begins_; }
   //! Length of the longest shard.
   [[nodiscard]] std::int64_t max_shard_size() const noexcept { return max_shard_size_; }
   //! Words of one shard's block in a mask; the same for all shards.
@@ -225,6 +227,18 @@ class layout {
         mix(static_cast<std::uint64_t>(r.begin));
         mix(static_cast<std::uint64_t>(r.end));
       }
+    }
+    return hash.value();
+  }
+
+  //! The same of n and the spans alone, however they are sharded.
+  [[nodiscard]] std::uint64_t model_fingerprint() const noexcept {
+    detail::fnv1a hash;
+    hash.add(static_cast<std::uint64_t>(size_));
+    for (auto const& s : spans_) {
+      hash.add(static_cast<std::uint64_t>(s.length));
+      hash.add(static_cast<std::uint64_t>(s.policy));
+      hash.add(std::bit_cast<std::uint64_t>(s.density.value_or(-1.0)));
     }
     return hash.value();
   }

@@ -5,6 +5,7 @@
 //! Everything that needs only a C++20 compiler and threads.
 
 #include <scape/agreement.hpp>
+#include <scape/checkpoint.hpp>
 #include <scape/comm/self.hpp>
 #include <scape/comm/threads.hpp>
 #include <scape/concepts.hpp>

@@ -6,12 +6,19 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <ios>
+#include <istream>
 #include <limits>
+#include <span>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <scape/layout.hpp>
@@ -43,11 +50,11 @@ void train(Rig& r, int rank, int first, int last) {
 //! 20 steps, save, 20 steps; and the same in a fresh object from what was saved.
 template <class Backend, class Rule, class Wire>
 void check_resume(layout const& l, sparse_optimizer_options const& o) {
-  constexpr int half = Backend::cuda ? 6 : 20;  // an emulator is slow
+  constexpr int steps = Backend::cuda ? 6 : 20;  // an emulator is slow
   Backend::ranks(l.shards(), [&](auto& comm) {
     sparse_rig_on<Backend, Rule, Wire> whole(comm, l, o), first(comm, l, o), second(comm, l, o);
-    train(whole, comm.rank(), 0, half);
-    train(first, comm.rank(), 0, half);
+    train(whole, comm.rank(), 0, steps);
+    train(first, comm.rank(), 0, steps);
     auto const text = first.saved();
     CHECK(first.saved() == text);
     CHECK(first.state() == whole.state());
@@ -56,7 +63,7 @@ void check_resume(layout const& l, sparse_optimizer_options const& o) {
     second.load(text);
     CHECK(second.state() == whole.state());
     CHECK(second.saved() == text);
-    for (int t = half; t < 2 * half; ++t) {
+    for (int t = steps; t < 2 * steps; ++t) {
       auto const gradient = normal_gradient(21, comm.rank(), t, l.size());
       auto const& report = whole.step(gradient);
       first.step(gradient);
@@ -236,26 +243,26 @@ TEST_CASE_TEMPLATE_DEFINE("the dense optimizer resumes and refuses likewise", Ba
                           checkpoint_7) {
   layout const l(40, 2, layout_options{.alignment = 1});
   Backend::ranks(2, [&](auto& comm) {
-    dense_rig_on<Backend, adamw> whole(comm, l, adam_options{}), half(comm, l, adam_options{});
+    dense_rig_on<Backend, adamw> whole(comm, l, adam_options{}), resumed(comm, l, adam_options{});
     train(whole, comm.rank(), 0, 20);
     auto const good = whole.saved();
-    half.set_weights(whole.current_weights());
-    half.load(good);
-    CHECK(half.steps() == 20);
+    resumed.set_weights(whole.current_weights());
+    resumed.load(good);
+    CHECK(resumed.steps() == 20);
     bool refused = true;
     for (std::size_t i = 0; i < good.size(); ++i) {
       auto flipped = good;
       flipped[i] = static_cast<char>(flipped[i] ^ (1 << (i % 8)));
       auto const cut = good.substr(0, i);
-      refused = refused && raises<checkpoint_error>([&] { half.load(flipped); }, {"load"});
-      refused = refused && raises<checkpoint_error>([&] { half.load(cut); }, {"load"});
+      refused = refused && raises<checkpoint_error>([&] { resumed.load(flipped); }, {"load"});
+      refused = refused && raises<checkpoint_error>([&] { resumed.load(cut); }, {"load"});
     }
     CHECK(refused);
-    CHECK(half.saved() == good);
+    CHECK(resumed.saved() == good);
     train(whole, comm.rank(), 20, 40);
-    train(half, comm.rank(), 20, 40);
-    CHECK(same_bits(whole.current_weights(), half.current_weights()));
-    CHECK(whole.saved() == half.saved());
+    train(resumed, comm.rank(), 20, 40);
+    CHECK(same_bits(whole.current_weights(), resumed.current_weights()));
+    CHECK(whole.saved() == resumed.saved());
   });
 }
 
@@ -302,6 +309,182 @@ TEST_CASE_TEMPLATE_DEFINE("failure: a step that failed half-way is neither conti
     Backend::ranks(2, everything, std::chrono::seconds(2));
   } catch (peer_error const&) {  // the group's end, where the group throws it
   }
+}
+
+//! The state of all ranks as one: what must not change with their number.
+struct whole_state {
+  std::vector<float> weights, m, v;
+  std::vector<std::uint16_t> age;
+  std::vector<double> residual;  //!< summed over the ranks
+  std::vector<char> mask;
+  std::int64_t steps = 0;
+
+  explicit whole_state(layout const& l, std::vector<optimizer_state> const& ranks)
+      : weights(ranks[0].weights),
+        residual(at(l.size())),
+        mask(elements_of(l, ranks[0].mask)),
+        steps(ranks[0].steps) {
+    for (auto const& r : ranks) {
+      m.insert(m.end(), r.m.begin(), r.m.end());
+      v.insert(v.end(), r.v.begin(), r.v.end());
+      age.insert(age.end(), r.age.begin(), r.age.end());
+      for (std::size_t j = 0; j < residual.size(); ++j) residual[j] += double{r.residual[j]};
+    }
+  }
+  friend bool operator==(whole_state const& a, whole_state const& b) {
+    return same_bits(a.weights, b.weights) && same_bits(a.m, b.m) && same_bits(a.v, b.v) &&
+           a.age == b.age && a.residual == b.residual && a.mask == b.mask && a.steps == b.steps;
+  }
+};
+
+//! The files and states of `ranks` ranks after 6 steps with exact sums.
+template <class Backend, class Rule>
+std::pair<std::vector<std::string>, std::vector<optimizer_state>> trained(
+    layout const& l, sparse_optimizer_options const& o) {
+  std::vector<std::string> files(at(l.shards()));
+  std::vector<optimizer_state> states(at(l.shards()));
+  Backend::ranks(l.shards(), [&](auto& comm) {
+    sparse_rig_on<Backend, Rule> r(comm, l, o);
+    for (int t = 0; t < 6; ++t) r.step(integer_gradient(3, comm.rank(), t, l.size()));
+    files[at(comm.rank())] = r.saved();
+    states[at(comm.rank())] = r.state();
+  });
+  return {files, states};
+}
+
+//! Loads all of an earlier run's files.
+template <class Rig>
+void load_all(Rig& r, std::vector<std::string> const& files) {
+  std::vector<std::istringstream> streams;
+  std::vector<std::istream*> pointers;
+  for (auto const& text : files) streams.emplace_back(text);
+  for (auto& stream : streams) pointers.push_back(&stream);
+  r.optimizer.load(r.ctx, std::span<std::istream* const>(pointers));
+}
+
+template <class Backend, class Rule>
+void check_reshard(layout const& before, std::vector<layout> const& after, int lag) {
+  if (!Backend::has_ranks(before.shards())) return;
+  auto o = exact_options(0.1);
+  o.lag = lag;
+  auto const [files, old_states] = trained<Backend, Rule>(before, o);
+  whole_state const want(before, old_states);
+  for (auto const& l : after) {
+    CAPTURE(l.shards());
+    if (!Backend::has_ranks(l.shards())) continue;
+    std::vector<optimizer_state> loaded(at(l.shards())), first(at(l.shards()));
+    Backend::ranks(l.shards(), [&](auto& comm) {
+      sparse_rig_on<Backend, Rule> r(comm, l, o);
+      r.set_weights(old_states[0].weights);
+      load_all(r, files);
+      loaded[at(comm.rank())] = r.state();
+      auto const text = r.saved();
+      for (int t = 6; t < 12; ++t) r.step(integer_gradient(3, comm.rank(), t, l.size()));
+      first[at(comm.rank())] = r.state();
+      r.set_weights(old_states[0].weights);
+      r.load(text);
+      for (int t = 6; t < 12; ++t) r.step(integer_gradient(3, comm.rank(), t, l.size()));
+      CHECK(r.state() == first[at(comm.rank())]);
+    });
+    CHECK(whole_state(l, loaded) == want);
+    for (auto const& state : first) CHECK(same_bits(state.weights, first[0].weights));
+  }
+}
+
+TEST_CASE_TEMPLATE_DEFINE(
+    "another number of ranks or other shards keep moments, ages, masks and the sum of what is "
+    "unsent",
+    Backend, checkpoint_10) {
+  layout_options const tight{.alignment = 1};
+  for (int const lag : {0, 1, 3}) {
+    check_reshard<Backend, adamw>(
+        {300, 4, tight},
+        {{300, 3, tight}, {300, 6, tight}, {300, 1}, {300, 4}, {300, 2, layout_options{}}}, lag);
+    check_reshard<Backend, adams>(
+        {130, 2, layout_options{.boundaries = {0, 0, 130}}},
+        {{130, 3, layout_options{.boundaries = {0, 70, 70, 130}}}, {130, 1}, {130, 4}}, lag);
+    check_reshard<Backend, adams>({0, 2}, {{0, 1}, {0, 3}}, lag);
+  }
+}
+
+TEST_CASE_TEMPLATE_DEFINE("sets of files that do not belong together are refused", Backend,
+                          checkpoint_11) {
+  if (!Backend::has_ranks(2)) return;
+  layout const l(60, 2, layout_options{.alignment = 1});
+  auto o = exact_options(0.1);
+  auto const files = trained<Backend, adamw>(l, o).first;
+  auto const rule = trained<Backend, adams>(l, o).first;
+  auto const shards = trained<Backend, adamw>({60, 2}, o).first;
+  auto const alone = trained<Backend, adamw>({60, 1}, o).first;
+  o.lag = 2;
+  auto const lag = trained<Backend, adamw>(l, o).first;
+  o.lag = 1;
+  auto later = files;
+  Backend::ranks(2, [&](auto& comm) {
+    sparse_rig_on<Backend, adamw> r(comm, l, o);
+    r.step(integer_gradient(3, comm.rank(), 0, 60));
+    if (comm.rank() == 1) later[1] = r.saved();
+  });
+  Backend::ranks(1, [&](auto& comm) {
+    sparse_rig_on<Backend, adamw> r(comm, {60, 1}, o), longer(comm, {61, 1}, o);
+    auto const before = r.state();
+    auto const refused = [&](auto& to, std::vector<std::string> const& texts,
+                             std::string_view part) {
+      return raises<checkpoint_error>([&] { load_all(to, texts); }, {part});
+    };
+    CHECK(refused(r, {}, "no files"));
+    CHECK(refused(r, {files[0]}, "number of ranks in the file is 2, expected 1"));
+    CHECK(refused(r, {files[1], files[0]}, "the rank in the file is 1, expected 0"));
+    CHECK(refused(r, {files[0], rule[1]}, "rule"));
+    CHECK(refused(r, {files[0], lag[1]}, "the lag in the file is 2, expected 1"));
+    CHECK(refused(r, {files[0], shards[1]}, "different shards"));
+    CHECK(refused(r, later, "the step in the file is 1, expected 6"));
+    CHECK(refused(longer, alone, "model's fingerprint"));
+    bool all = true;
+    for (std::size_t i = 0; i < files[1].size(); i += 3) {
+      auto flipped = files[1];
+      flipped[i] = static_cast<char>(flipped[i] ^ (1 << (i % 8)));
+      all = all && refused(r, {files[0], flipped}, "load");
+      all = all && refused(r, {files[0], files[1].substr(0, i)}, "load");
+    }
+    CHECK(all);
+    CHECK(r.state() == before);
+    load_all(r, files);
+    CHECK(r.steps() == 6);
+  });
+}
+
+TEST_CASE_TEMPLATE_DEFINE("the dense optimizer's moments survive another number of ranks", Backend,
+                          checkpoint_12) {
+  layout const before(200, 3), after(200, 2, layout_options{.boundaries = {0, 7, 200}});
+  if (!Backend::has_ranks(3)) return;
+  std::vector<std::string> files(3);
+  std::vector<float> weights, want;
+  auto const options = adam_options{.beta1 = 0.5F, .beta2 = 0.75F};
+  Backend::ranks(3, [&](auto& comm) {
+    dense_rig_on<Backend, adamw> r(comm, before, options);
+    for (int t = 0; t < 4; ++t) r.step(integer_gradient(3, 0, t, 200));
+    files[at(comm.rank())] = r.saved();
+    auto const at_four = r.current_weights();
+    for (int t = 4; t < 8; ++t) r.step(integer_gradient(3, 0, t, 200));
+    if (comm.rank() == 0) {
+      weights = at_four;
+      want = r.current_weights();
+    }
+  });
+  Backend::ranks(2, [&](auto& comm) {  // the mean of equal gradients is the same
+    dense_rig_on<Backend, adamw> r(comm, after, options);
+    r.set_weights(weights);
+    load_all(r, files);
+    CHECK(r.steps() == 4);
+    for (int t = 4; t < 8; ++t) r.step(integer_gradient(3, 0, t, 200));
+    double worst = 0;
+    auto const got = r.current_weights();
+    for (std::size_t j = 0; j < 200; ++j) {
+      worst = std::max(worst, std::abs(double{got[j]} - double{want[j]}));
+    }
+    CHECK(worst < 1e-6);  // a third and a half are rounded differently
+  });
 }
 
 }  // namespace scape::testing

@@ -16,3 +16,6 @@ TEST_CASE_TEMPLATE_INVOKE(checkpoint_6, nccl_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_7, nccl_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_8, nccl_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_9, nccl_backend);
+TEST_CASE_TEMPLATE_INVOKE(checkpoint_10, nccl_backend);
+TEST_CASE_TEMPLATE_INVOKE(checkpoint_11, nccl_backend);
+TEST_CASE_TEMPLATE_INVOKE(checkpoint_12, nccl_backend);

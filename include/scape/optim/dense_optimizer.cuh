@@ -134,6 +134,8 @@ class dense_optimizer<Rule, C> {
     detail::cuda::read_state(who("dense_optimizer::report"), state_).fill(result);
     return result;
   }
+  [[nodiscard]] layout const& parameters() const noexcept { return layout_; }
+  [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
   //! Steps taken and skipped. They synchronize.
   [[nodiscard]] std::int64_t steps(cuda_context const& ctx) {
     synchronize(ctx);
@@ -157,20 +159,31 @@ class dense_optimizer<Rule, C> {
     auto header = detail::identity<Rule>(*comm_, layout_);
     header.step = static_cast<std::uint64_t>(state.steps);
     header.skipped = static_cast<std::uint64_t>(state.skipped_steps);
-    detail::save_checkpoint(out, header, detail::sections_of(m, v));
+    detail::save_checkpoint(out, header, layout_, detail::sections_of<Rule>(m, v));
   }
   void load(cuda_context const& ctx, std::istream& in) {
+    load_from(ctx, [&](auto const& expected, auto const& sections) {
+      return detail::load_checkpoint(in, expected, sections);
+    });
+  }
+  void load(cuda_context const& ctx, std::span<std::istream* const> files) {
+    load_from(ctx, [&](auto const& expected, auto const& sections) {
+      return detail::load_checkpoint(files, expected, layout_, sections);
+    });
+  }
+
+ private:
+  template <class Read>
+  void load_from(cuda_context const& ctx, Read const& read) {
     auto const op = who("dense_optimizer::load");
     detail::check_cuda(cudaStreamSynchronize(ctx.stream), op, "cudaStreamSynchronize");
     std::vector<float> m(m_.size()), v(v_.size());
-    auto const header = detail::load_checkpoint(in, detail::identity<Rule>(*comm_, layout_),
-                                                detail::sections_of(m, v));
+    auto const header =
+        read(detail::identity<Rule>(*comm_, layout_), detail::sections_of<Rule>(m, v));
     detail::cuda::copy(op, m_.data(), m.data(), m_.size_bytes());
     detail::cuda::copy(op, v_.data(), v.data(), v_.size_bytes());
     detail::cuda::write_state(op, state_, header);
   }
-
- private:
   [[nodiscard]] detail::caller who(std::string_view operation) const noexcept {
     return {operation, comm_->rank(), comm_->size()};
   }

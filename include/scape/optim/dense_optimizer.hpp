@@ -33,6 +33,7 @@ namespace detail {
 template <class Rule, communicator C>
 checkpoint_header identity(C const& comm, layout const& layout) {
   return {.fingerprint = layout.fingerprint(),
+          .model = layout.model_fingerprint(),
           .rule = hash_of("dense") ^ hash_of(Rule::name),
           .rank = static_cast<std::uint64_t>(comm.rank()),
           .size = static_cast<std::uint64_t>(comm.size())};
@@ -140,6 +141,8 @@ class dense_optimizer {
     return step<float>(ctx, weights, gradient, arguments);
   }
 
+  [[nodiscard]] layout const& parameters() const noexcept { return layout_; }
+  [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
   [[nodiscard]] std::int64_t steps() const noexcept { return step_; }
   [[nodiscard]] std::int64_t skipped_steps() const noexcept { return skipped_; }
   [[nodiscard]] std::span<float const> first_moment() const noexcept { return m_; }
@@ -149,18 +152,26 @@ class dense_optimizer {
     auto header = detail::identity<Rule>(*comm_, layout_);
     header.step = static_cast<std::uint64_t>(step_);
     header.skipped = static_cast<std::uint64_t>(skipped_);
-    detail::save_checkpoint(out, header, detail::sections_of(m_, v_));
+    detail::save_checkpoint(out, header, layout_, sections());
   }
   //! Restores it bit for bit, or throws checkpoint_error and leaves the state as it is.
   void load(context_type const&, std::istream& in) {
-    auto const header = detail::load_checkpoint(in, detail::identity<Rule>(*comm_, layout_),
-                                                detail::sections_of(m_, v_));
+    adopt(detail::load_checkpoint(in, detail::identity<Rule>(*comm_, layout_), sections()));
+  }
+  //! The same from the files of all ranks of a run that had another number of them or other shards,
+  //! in rank order.
+  void load(context_type const&, std::span<std::istream* const> files) {
+    adopt(detail::load_checkpoint(files, detail::identity<Rule>(*comm_, layout_), layout_,
+                                  sections()));
+  }
+
+ private:
+  [[nodiscard]] auto sections() { return detail::sections_of<Rule>(m_, v_); }
+  void adopt(detail::checkpoint_header const& header) {
     step_ = static_cast<std::int64_t>(header.step);
     skipped_ = static_cast<std::int64_t>(header.skipped);
     agreed_ = false;
   }
-
- private:
   //! Collective.
   void expect_agreement(context_type const& ctx, detail::caller who,
                         std::span<float const> weights) {

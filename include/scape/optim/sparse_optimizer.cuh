@@ -233,6 +233,8 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     }
     return result;
   }
+  [[nodiscard]] layout const& parameters() const noexcept { return layout_; }
+  [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
   //! Steps taken and skipped. They synchronize.
   [[nodiscard]] std::int64_t steps(cuda_context const& ctx) { return read_state(ctx).steps; }
   [[nodiscard]] std::int64_t skipped_steps(cuda_context const& ctx) {
@@ -269,16 +271,28 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     auto header = detail::identity<Rule>(*comm_, layout_, options_);
     header.step = static_cast<std::uint64_t>(state.steps);
     header.skipped = static_cast<std::uint64_t>(state.skipped_steps);
-    detail::save_checkpoint(out, header, copy.sections());
+    detail::save_checkpoint(out, header, layout_, copy.sections());
   }
 
   void load(cuda_context const& ctx, std::istream& in) {
+    load_from(ctx, [&](auto const& expected, auto const& sections) {
+      return detail::load_checkpoint(in, expected, sections);
+    });
+  }
+  void load(cuda_context const& ctx, std::span<std::istream* const> files) {
+    load_from(ctx, [&](auto const& expected, auto const& sections) {
+      return detail::load_checkpoint(files, expected, layout_, sections);
+    });
+  }
+
+ private:
+  template <class Read>
+  void load_from(cuda_context const& ctx, Read const& read) {
     auto const op = who("sparse_optimizer::load");
     masks_.wait_all(ctx);
     detail::check_cuda(cudaStreamSynchronize(ctx.stream), op, "cudaStreamSynchronize");
     host_copy copy(*this);
-    auto const header = detail::load_checkpoint(
-        in, detail::identity<Rule>(*comm_, layout_, options_), copy.sections());
+    auto const header = read(detail::identity<Rule>(*comm_, layout_, options_), copy.sections());
     copy.transfer(*this, op, [](auto* host, auto* own) { return std::pair(own, host); });
     detail::cuda::write_state(op, state_, header);
     detail::check_cuda(cudaMemsetAsync(hints_.data(), 0, hints_.size_bytes(), ctx.stream), op,
@@ -296,7 +310,6 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     warm_ = broken_ = verdict_pending_ = false;
   }
 
- private:
   sparse_optimizer(C& comm, layout&& layout, sparse_optimizer_options const& options, carver memory,
                    carver pinned, Statistic&& statistic)
       : comm_(&comm),
@@ -352,7 +365,6 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   [[nodiscard]] detail::caller who(std::string_view operation) const noexcept {
     return {operation, rank(), comm_->size()};
   }
-  [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
   [[nodiscard]] std::int64_t shard_size() const noexcept { return layout_.shard_size(rank()); }
   [[nodiscard]] bool before_send() const { return detail::before_send(options_, statistic_); }
   [[nodiscard]] float* own_residual() const noexcept {
@@ -409,10 +421,9 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
       copy(master, o.master_);
     }
 
-    [[nodiscard]] std::vector<std::span<std::byte>> sections() {
-      auto const bytes = [](auto& x) { return std::as_writable_bytes(std::span(x)); };
-      std::vector result = {bytes(residual), bytes(m), bytes(v), bytes(age), bytes(masks)};
-      if (!master.empty()) result.push_back(bytes(master));
+    [[nodiscard]] std::vector<detail::checkpoint_section> sections() {
+      auto result = detail::sections_of<Rule>(m, v, residual, age, masks);
+      if (!master.empty()) result.emplace_back(detail::spread::sharded, master);
       return result;
     }
   };

@@ -75,6 +75,7 @@ template <class Rule, communicator C>
 checkpoint_header identity(C const& comm, layout const& layout,
                            sparse_optimizer_options const& options) {
   return {.fingerprint = layout.fingerprint(),
+          .model = layout.model_fingerprint(),
           .rule = hash_of(Rule::name),
           .rank = static_cast<std::uint64_t>(comm.rank()),
           .size = static_cast<std::uint64_t>(comm.size()),
@@ -243,6 +244,8 @@ class sparse_optimizer {
     return step<float>(ctx, weights, gradient, arguments);
   }
 
+  [[nodiscard]] layout const& parameters() const noexcept { return layout_; }
+  [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
   [[nodiscard]] std::int64_t steps() const noexcept { return step_; }
   [[nodiscard]] std::int64_t skipped_steps() const noexcept { return skipped_; }
   //! This rank's unsent part of every parameter, n elements.
@@ -264,7 +267,7 @@ class sparse_optimizer {
     auto header = detail::identity<Rule>(*comm_, layout_, options_);
     header.step = static_cast<std::uint64_t>(step_);
     header.skipped = static_cast<std::uint64_t>(skipped_);
-    detail::save_checkpoint(out, header, sections());
+    detail::save_checkpoint(out, header, layout_, sections());
   }
 
   //! Restores it bit for bit, or throws checkpoint_error and leaves the state as it is. The file
@@ -272,14 +275,18 @@ class sparse_optimizer {
   //! changed. Every rank must load; the next step makes sure that all are at the same one.
   void load(context_type const& ctx, std::istream& in) {
     masks_.wait_all(ctx);
-    auto const header =
-        detail::load_checkpoint(in, detail::identity<Rule>(*comm_, layout_, options_), sections());
-    step_ = static_cast<std::int64_t>(header.step);
-    skipped_ = static_cast<std::int64_t>(header.skipped);
-    restored_until_ = step_ + options_.lag;
-    std::ranges::fill(hints_, topk_hint{});
-    restored_ = true;
-    broken_ = agreed_ = false;
+    adopt(
+        detail::load_checkpoint(in, detail::identity<Rule>(*comm_, layout_, options_), sections()));
+  }
+
+  //! The same from the files of all ranks of a run that had another number of them or other shards,
+  //! in rank order. Moments, ages and masks keep their bits. The unsent parts keep their sum: rank
+  //! p takes those of the old ranks p, p + P, p + 2P, ..., which rounds only where it takes
+  //! several.
+  void load(context_type const& ctx, std::span<std::istream* const> files) {
+    masks_.wait_all(ctx);
+    adopt(detail::load_checkpoint(files, detail::identity<Rule>(*comm_, layout_, options_), layout_,
+                                  sections()));
   }
 
  private:
@@ -305,8 +312,17 @@ class sparse_optimizer {
     return lagged_mask_allgather<C>::index_words(layout, options.lag, layout.plan(options.density));
   }
 
-  [[nodiscard]] auto sections() noexcept {
-    return detail::sections_of(residual_, moments_.m, moments_.v, moments_.age, mask_storage_);
+  [[nodiscard]] auto sections() {
+    return detail::sections_of<Rule>(moments_.m, moments_.v, residual_, moments_.age,
+                                     mask_storage_);
+  }
+  void adopt(detail::checkpoint_header const& header) {
+    step_ = static_cast<std::int64_t>(header.step);
+    skipped_ = static_cast<std::int64_t>(header.skipped);
+    restored_until_ = step_ + options_.lag;
+    std::ranges::fill(hints_, topk_hint{});
+    restored_ = true;
+    broken_ = agreed_ = false;
   }
 
   void expect_intact(detail::caller who) const {
@@ -345,7 +361,6 @@ class sparse_optimizer {
   }
 
   static std::size_t at(int i) noexcept { return static_cast<std::size_t>(i); }
-  [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
   [[nodiscard]] std::int64_t shard_size() const noexcept { return layout_.shard_size(rank()); }
 
   [[nodiscard]] bool before_send() const { return detail::before_send(options_, statistic_); }

@@ -62,7 +62,8 @@ class checkpoint_directory {
     detail::expect_equal("checkpoint_directory::save", "the length of weights", std::ssize(weights),
                          l.size());
     checkpoint_set const now{optimizer.steps(), l.shards()};
-    std::filesystem::create_directories(folder_);
+    std::error_code shows_when_writing;
+    std::filesystem::create_directories(folder_, shows_when_writing);
     detail::write_durably(path(now, optimizer.rank()), [&](std::ostream& out) {
       write_weights(out, l, optimizer.rank(), weights);
       optimizer.save(ctx, out);

@@ -199,10 +199,12 @@ class layout {
     if (!mask_as_indices(plan)) return mask_wire_bytes();
     return 2 * (index_words(plan) - index_words(plan, rank));
   }
-  //! Whether a list of 16-bit indices is shorter than the bits for a mask of the plan: below a
-  //! density of about 1 in 16. All ranks agree without asking.
+  //! Whether a mask of the plan takes fewer bytes as lists of 16-bit indices, for the rank that
+  //! receives most: below a density of about 1 in 16. All ranks agree without asking.
   [[nodiscard]] bool mask_as_indices(send_plan const& plan) const noexcept {
-    return index_words(plan) < mask_words() * (mask_word_bits / 16);
+    auto least = index_words(plan, 0);
+    for (int p = 1; p < shards_; ++p) least = std::min(least, index_words(plan, p));
+    return 2 * (index_words(plan) - least) < mask_wire_bytes();
   }
   //! 16-bit words of one shard's mask as such a list, and of all shards'.
   [[nodiscard]] std::int64_t index_words(send_plan const& plan, int shard) const noexcept {

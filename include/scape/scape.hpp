@@ -11,10 +11,12 @@
 #include <scape/concepts.hpp>
 #include <scape/config.hpp>
 #include <scape/context/host.hpp>
+#include <scape/cost_model.hpp>
 #include <scape/error.hpp>
 #include <scape/float16.hpp>
 #include <scape/lagged_mask_allgather.hpp>
 #include <scape/layout.hpp>
+#include <scape/network_cost.hpp>
 #include <scape/optim/adams.hpp>
 #include <scape/optim/adamw.hpp>
 #include <scape/optim/dense_optimizer.hpp>

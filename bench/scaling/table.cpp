@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chart.hpp"
+
+namespace scaling {
+namespace {
+
+bool is_number(std::string const& cell) {
+  return !cell.empty() && cell[0] >= '0' && cell[0] <= '9';
+}
+
+}  // namespace
+
+std::string text(table const& t) {
+  std::vector<std::size_t> widths;
+  for (auto const& column : t.columns) widths.push_back(column.size());
+  for (auto const& row : t.rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string out = t.caption + '\n';
+  auto const add = [&](std::vector<std::string> const& row, std::vector<std::string> const& like) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      std::string const space(widths[i] - row[i].size(), ' ');
+      line += "  " + (is_number(like[i]) ? space + row[i] : row[i] + space);
+    }
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
+  };
+  add(t.columns, t.rows.front());
+  for (auto const& row : t.rows) add(row, row);
+  return out;
+}
+
+std::string html(table const& t) {
+  std::string out = fmt::format("<h2>{}</h2>\n<div class=\"scroll\"><table><thead><tr>",
+                                train_gpt::escape_html(t.caption));
+  for (auto const& column : t.columns) out += "<th>" + train_gpt::escape_html(column) + "</th>";
+  out += "</tr></thead><tbody>\n";
+  for (auto const& row : t.rows) {
+    out += "<tr>";
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      auto const* tag = i == 0 ? "th" : "td";
+      auto const* style = i == 0 || is_number(row[i]) ? "" : " style=\"text-align: left\"";
+      out += fmt::format("<{0}{1}>{2}</{0}>", tag, style, train_gpt::escape_html(row[i]));
+    }
+    out += "</tr>\n";
+  }
+  return out + "</tbody></table></div>\n";
+}
+
+std::string csv(table const& t) {
+  std::string out;
+  auto const add = [&](std::vector<std::string> const& row) {
+    out += fmt::format("{}\n", fmt::join(row, ","));
+  };
+  add(t.columns);
+  for (auto const& row : t.rows) add(row);
+  return out;
+}
+
+}  // namespace scaling

@@ -11,6 +11,9 @@ if(CUDAToolkit_FOUND AND NOT TARGET scape::cuda)
   # Programs with CUDA code of their own link the runtime that CMAKE_CUDA_RUNTIME_LIBRARY names.
   target_link_libraries(scape::cuda INTERFACE
     scape::scape CUDA::toolkit $<$<LINK_LANGUAGE:CXX>:CUDA::cudart>)
+  # Before 3.26, CMake does not know that nvcc has C++20, and leaves the flag out.
+  target_compile_options(scape::cuda INTERFACE
+    $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-std=c++20>)
 endif()
 if(TARGET scape::cuda AND NCCL_FOUND AND NOT TARGET scape::nccl)
   add_library(scape::nccl INTERFACE IMPORTED GLOBAL)

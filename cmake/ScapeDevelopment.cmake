@@ -16,8 +16,6 @@ endif()
 if(SCAPE_NATIVE)
   list(APPEND host_flags -march=native)
 endif()
-# Spelled out: CMake 3.25 does not know that nvcc has C++20.
-target_compile_options(scape_development INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>)
 foreach(flag IN LISTS host_flags)
   target_compile_options(scape_development INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:${flag}> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${flag}>)

@@ -4,6 +4,7 @@
 //! @file
 //! The command line of nccl_multi_gpu.
 
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,21 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+
+inline constexpr char const* usage =
+    "nccl_multi_gpu [--threads]\n"
+    "    all GPUs of this machine, with a thread of one process for each\n"
+    "nccl_multi_gpu --rank R --size N --id-file FILE\n"
+    "    one of N processes with a GPU for each; rank 0 writes FILE, the others read it\n"
+    "\n"
+    "--graph      capture the step into CUDA graphs\n"
+    "--offload    keep the residual of the other ranks' shards in host memory\n"
+    "--n N        parameters\n"
+    "--steps S    steps";
+
+inline bool wants_help(std::span<char* const> arguments) {
+  return std::ranges::any_of(arguments, [](std::string_view a) { return a == "--help"; });
+}
 
 struct settings {
   std::int64_t n = std::int64_t{1} << 20;
@@ -48,7 +64,8 @@ inline settings parse(std::span<char* const> arguments) {
       continue;
     }
     auto const number = numbers.find(name);
-    expect(number != numbers.end() || name == "--id-file", "unknown option " + name);
+    expect(number != numbers.end() || name == "--id-file",
+           "unknown option " + name + "; see --help");
     expect(++i < arguments.size(), name + " needs a value");
     std::string_view const value = arguments[i];
     if (number == numbers.end()) {

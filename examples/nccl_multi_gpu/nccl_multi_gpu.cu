@@ -1,15 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPUs fit a noisy quadratic together: dense, then with 10 % and with 1 % of all gradients and
 // parameters on the wire in each step.
-//
-// nccl_multi_gpu [--threads]
-//     all GPUs of this machine, with a thread of one process for each
-// nccl_multi_gpu --rank R --size N --id-file FILE
-//     one of N processes with a GPU for each
-//
-// --graph: capture the step into CUDA graphs
-// --offload: keep the residual of the other ranks' shards in host memory
-// --n N --steps S: parameters and steps
 #include <cuda_runtime.h>
 
 #include <atomic>
@@ -235,7 +226,9 @@ ncclUniqueId exchange_id(std::filesystem::path const& path, bool first) {
 
 int main(int argc, char** argv) {
   try {
-    auto const o = parse(std::span(argv, static_cast<std::size_t>(argc)).subspan(1));
+    auto const arguments = std::span(argv, static_cast<std::size_t>(argc)).subspan(1);
+    if (wants_help(arguments)) return std::puts(usage) < 0 ? 1 : 0;
+    auto const o = parse(arguments);
     if (o.rank < 0) return run_threads(o);
     auto const id = exchange_id(o.id_file, o.rank == 0);
     run_rank(o, id, static_cast<int>(o.rank), static_cast<int>(o.size), [] {});

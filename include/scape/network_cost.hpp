@@ -236,7 +236,9 @@ requires std::same_as<typename C::context_type, host_context> && has_reduce_scat
                        static_cast<double>(block(size)) * sizeof(float) * (ranks - 1),
                        std::max(*median, 1e-9)});
   };
-  for (auto const size : options.sizes) {
+  auto sizes = options.sizes;  // largest first: it spends the bursts that a shaped link allows
+  std::ranges::sort(sizes, std::greater<>());
+  for (auto const size : sizes) {
     auto const length = static_cast<std::size_t>(block(size));
     auto const whole = buffer.first(length * counts.size());
     auto const own = whole.subspan(length * static_cast<std::size_t>(comm.rank()), length);

@@ -6,6 +6,7 @@
 
 #include <scape/agreement.hpp>
 #include <scape/checkpoint.hpp>
+#include <scape/comm/hierarchical.hpp>
 #include <scape/comm/self.hpp>
 #include <scape/comm/threads.hpp>
 #include <scape/concepts.hpp>

@@ -16,11 +16,13 @@ install(FILES ${PROJECT_BINARY_DIR}/scapeConfig.cmake
               ${PROJECT_BINARY_DIR}/scapeConfigVersion.cmake
               ${CMAKE_CURRENT_LIST_DIR}/ScapeCuda.cmake
               ${CMAKE_CURRENT_LIST_DIR}/FindNCCL.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/ScapeMpi.cmake
         DESTINATION ${package_dir})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/scape
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 file(COPY ${CMAKE_CURRENT_LIST_DIR}/ScapeCuda.cmake ${CMAKE_CURRENT_LIST_DIR}/FindNCCL.cmake
+          ${CMAKE_CURRENT_LIST_DIR}/ScapeMpi.cmake
      DESTINATION ${PROJECT_BINARY_DIR})
 export(EXPORT scapeTargets NAMESPACE scape:: FILE ${PROJECT_BINARY_DIR}/scapeTargets.cmake)

@@ -9,7 +9,7 @@
 
 #include "options.hpp"
 #include "sweep.hpp"
-#include "table.hpp"
+#include "support/table.hpp"
 
 namespace scaling {
 

@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "options.hpp"
-#include "table.hpp"
+#include "support/table.hpp"
 
 namespace scaling {
+
+using bench::table;
 
 //! Dense, or sparse at one density, at every number of ranks.
 struct run {

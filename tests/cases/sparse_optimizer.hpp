@@ -439,6 +439,7 @@ TEST_CASE_TEMPLATE_DEFINE("pending masks do not meet, and all ranks have the sam
         masks[at(comm.rank())].push_back(elements_of(l, r.state().mask));
       }
     });
+    if constexpr (requires { Backend::share(masks); }) Backend::share(masks);
     for (int i = 1; i < 4; ++i) CHECK(masks[at(i)] == masks[0]);
     for (int t = lag; t < steps; ++t) {
       CHECK(std::ranges::count(masks[0][at(t)], 1) == 100);

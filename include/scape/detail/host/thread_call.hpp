@@ -7,17 +7,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
-#include <utility>
 
-#include <scape/config.hpp>
 #include <scape/context/host.hpp>
-#include <scape/detail/collective_arguments.hpp>
-#include <scape/detail/type_name.hpp>
+#include <scape/detail/collective_name.hpp>
+#include <scape/detail/host/ordered_fold.hpp>
 
 namespace scape::detail {
 
@@ -38,12 +34,7 @@ struct thread_call {
 };
 
 inline std::string describe(thread_call const& call) {
-  std::string text(call.operation);
-  if (!call.element.empty()) {
-    text += " of " + std::to_string(call.total) + " " + std::string(call.element);
-  }
-  if (call.root >= 0) text += " from rank " + std::to_string(call.root);
-  return text;
+  return describe(collective_name{call.operation, call.element, call.total, call.root});
 }
 
 //! "" if the calls agree, otherwise "rank <b> started <call>, rank <a> <call>".
@@ -71,10 +62,6 @@ inline std::string disagreement(int a, thread_call const& first, int b, thread_c
          std::to_string(a) + " " + describe(first) + more_first;
 }
 
-inline void copy_bytes(std::byte* to, std::byte const* from, std::size_t bytes) noexcept {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
-}
-
 inline void produce_all_gather(std::span<thread_call const> calls, int part) noexcept {
   auto to = calls[static_cast<std::size_t>(part)].recv;
   for (std::size_t r = 0; r < calls.size(); ++r) {
@@ -90,40 +77,10 @@ inline void produce_broadcast(std::span<thread_call const> calls, int part) noex
              static_cast<std::size_t>(call.total) * call.element_size);
 }
 
-//! Combines the ranks' elements [begin, end), ((r0 op r1) op r2) ..., one cache-sized block after
-//! the other; `store(i, block, n)` takes the results of elements i ... i+n-1.
-template <class T, class Op, class Store>
-void fold(std::span<thread_call const> calls, std::int64_t begin, std::int64_t end,
-          Store const& store) noexcept {
-  using accumulator = accumulator_t<T>;
-  constexpr auto block = std::max<std::int64_t>(4096 / sizeof(accumulator), 1);
-  accumulator sums[block];
-  auto const source = [&](std::size_t r) { return reinterpret_cast<T const*>(calls[r].send); };
-  auto const each = [&](T const* SCAPE_RESTRICT from, std::int64_t n, auto const& f) {
-    if (n == block) {  // a constant trip count vectorises best
-      for (std::int64_t i = 0; i < block; ++i)
-        sums[i] = f(sums[i], static_cast<accumulator>(from[i]));
-    } else {
-      for (std::int64_t i = 0; i < n; ++i) sums[i] = f(sums[i], static_cast<accumulator>(from[i]));
-    }
-  };
-  for (auto i = begin; i < end; i += block) {
-    auto const n = std::min(block, end - i);
-    each(source(0) + i, n, [](accumulator const&, accumulator const& x) { return x; });
-    for (std::size_t r = 1; r < calls.size(); ++r) {
-      each(source(r) + i, n, [](accumulator const& sum, accumulator const& x) {
-        return static_cast<accumulator>(Op{}(sum, x));
-      });
-    }
-    store(i, static_cast<accumulator const*>(sums), n);
-  }
-}
-
-template <class T, class A>
-void store_elements(std::byte* recv, std::int64_t at, A const* SCAPE_RESTRICT from,
-                    std::int64_t n) noexcept {
-  T* SCAPE_RESTRICT to = reinterpret_cast<T*>(recv) + at;
-  for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(from[i]);
+//! source(r) for fold.
+template <class T>
+auto sends_of(std::span<thread_call const> calls) noexcept {
+  return [calls](std::size_t r) { return reinterpret_cast<T const*>(calls[r].send); };
 }
 
 template <class T, class Op>
@@ -131,7 +88,8 @@ void produce_reduce_scatter(std::span<thread_call const> calls, int part) noexce
   auto const& call = calls[static_cast<std::size_t>(part)];
   std::int64_t begin = 0;
   for (int r = 0; r < part; ++r) begin += call.counts[static_cast<std::size_t>(r)];
-  fold<T, Op>(calls, begin, begin + call.counts[static_cast<std::size_t>(part)],
+  fold<T, Op>(calls.size(), sends_of<T>(calls), begin,
+              begin + call.counts[static_cast<std::size_t>(part)],
               [&](std::int64_t i, auto const* block, std::int64_t n) {
                 store_elements<T>(call.recv, i - begin, block, n);
               });
@@ -143,7 +101,7 @@ void produce_all_reduce(std::span<thread_call const> calls, int part) noexcept {
   auto const total = calls[0].total;
   auto const [first, last] =
       part_of((total + grain - 1) / grain, part, static_cast<int>(calls.size()));
-  fold<T, Op>(calls, first * grain, std::min(last * grain, total),
+  fold<T, Op>(calls.size(), sends_of<T>(calls), first * grain, std::min(last * grain, total),
               [&](std::int64_t i, auto const* block, std::int64_t n) {
                 for (auto const& call : calls) store_elements<T>(call.recv, i, block, n);
               });

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace scaling {
+namespace bench {
 
 struct table {
   std::string caption;
@@ -21,4 +21,4 @@ struct table {
 //! Without the caption. Cells hold neither commas nor quotes.
 [[nodiscard]] std::string csv(table const& t);
 
-}  // namespace scaling
+}  // namespace bench

@@ -7,7 +7,7 @@
 
 #include "chart.hpp"
 
-namespace scaling {
+namespace bench {
 namespace {
 
 bool is_number(std::string const& cell) {
@@ -63,4 +63,4 @@ std::string csv(table const& t) {
   return out;
 }
 
-}  // namespace scaling
+}  // namespace bench

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! @file
+//! Times steps of the dense and the sparse optimizer over MPI: a run per optimizer and density,
+//! appended to network.csv, and all runs of that file as network.html.
+
+#include <CLI/CLI.hpp>
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <string>
+
+#include <scape/comm/mpi.hpp>
+
+#include "files.hpp"
+#include "measure.hpp"
+#include "report.hpp"
+#include "results.hpp"
+
+int main(int argc, char** argv) {
+  network::settings s;
+  std::filesystem::path out = "network_out";
+  std::string command;
+  for (int i = 0; i < argc; ++i) (command += i == 0 ? "" : " ") += argv[i];
+  CLI::App app("Times steps of the dense and the sparse optimizer over MPI; start it with mpirun.");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--link", s.link, "name of the network in the tables");
+  app.add_option("--parameters", s.elements, "parameters")->check(CLI::Range(1L, 1L << 33));
+  app.add_option("--density", s.densities, "densities of the sparse runs")
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--wire", s.wire, "bytes of a value: 4, or 2 for bfloat16")
+      ->check(CLI::IsMember({2, 4}));
+  app.add_option("--lag", s.lag, "steps between choosing a mask and using it")
+      ->check(CLI::Range(0, 8));
+  app.add_option("--compute", s.compute, "ms of a sleep for forward and backward")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--compute-share", s.compute_share, "or its share of the dense step")
+      ->check(CLI::Range(0.0, 0.99));
+  app.add_flag("--masks,!--no-masks", s.masks, "gather masks; without them weights diverge");
+  app.add_option("--steps", s.steps, "timed steps of a run, at most")->check(CLI::Range(1, 10000));
+  app.add_option("--seconds", s.seconds, "of a run, after which fewer steps will do")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--out", out, "output folder");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    scape::mpi_environment const mpi(argc, argv, MPI_THREAD_MULTIPLE);
+    try {
+      scape::mpi_communicator comm(MPI_COMM_WORLD, {.progress = scape::mpi_progress::thread});
+      bool const first = comm.rank() == 0;
+      auto const file = out / "network.csv";
+      if (first) train_gpt::prepare_folder(out);
+      network::measure(comm, s, [&](network::measurement const& m) {
+        if (!first) return;
+        fmt::print("{}", network::line(m));
+        std::fflush(stdout);
+        network::append(file, {m});
+      });
+      if (first) {
+        train_gpt::write_atomically(out / "network.html",
+                                    network::html(network::read(file), command));
+      }
+      return 0;
+    } catch (std::exception const& e) {
+      fmt::print(stderr, "network: {}\n", e.what());
+      throw;
+    }
+  } catch (std::exception const&) {
+    return 1;
+  }
+}

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include <scape/error.hpp>
@@ -34,6 +36,19 @@ TEST_CASE("sizes are sums of aligned pieces and one unit for a misaligned block"
   CHECK(workspace_size().add_bytes(257).bytes() == 3 * workspace_alignment);
   constexpr auto n = (std::int64_t{1} << 33) + 1;
   CHECK(workspace_size().add<float>(n).bytes() == (std::size_t{1} << 35) + 2 * workspace_alignment);
+}
+
+TEST_CASE("a size beyond 64 bits is the largest one, and no block has it") {
+  constexpr auto n = (std::int64_t{1} << 62) + 1;
+  constexpr auto most = std::numeric_limits<std::size_t>::max();
+  CHECK(workspace_size().add<float>(n).bytes() == most);
+  CHECK(workspace_size().add<char>(n).add<char>(n).add<char>(n).add<char>(n).bytes() == most);
+  CHECK(workspace_size().add_bytes(most - 1).bytes() == most);
+  CHECK(workspace_size().add<float>(n).add<char>(300).bytes() == most);
+  host_buffer const memory(1024);
+  carver scratch(memory.bytes(), "test");
+  CHECK(scratch.take<char>(1).size() == 1);
+  CHECK(rejects([&] { return scratch.take<float>(n); }, {"1024 bytes", std::to_string(most)}));
 }
 
 TEST_CASE("the computed size is enough at every misalignment, and pieces are aligned and apart") {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <span>
@@ -22,27 +23,40 @@ inline constexpr std::size_t workspace_alignment = 256;
 
 namespace detail {
 
+//! The largest size_t stands for all sizes beyond it.
+constexpr std::size_t saturated_sum(std::size_t a, std::size_t b) noexcept {
+  return a + b < a ? std::numeric_limits<std::size_t>::max() : a + b;
+}
+constexpr std::size_t saturated_bytes(std::int64_t count, std::size_t element) noexcept {
+  constexpr auto most = std::numeric_limits<std::size_t>::max();
+  auto const n = static_cast<std::size_t>(count);
+  return n > most / element ? most : n * element;
+}
+
 constexpr std::size_t align_up(std::size_t bytes) noexcept {
-  return (bytes + workspace_alignment - 1) / workspace_alignment * workspace_alignment;
+  auto const padded = saturated_sum(bytes, workspace_alignment - 1);
+  return padded == std::numeric_limits<std::size_t>::max()
+             ? padded
+             : padded / workspace_alignment * workspace_alignment;
 }
 
 }  // namespace detail
 
 //! Adds up the bytes of the pieces a primitive carves; `carver` takes the same pieces in the same
-//! order. One alignment unit of slack is included, so the block itself may be misaligned.
+//! order. One alignment unit of slack is included, so the block itself may be misaligned. Sizes
+//! beyond size_t are its largest value, which no memory has.
 class workspace_size {
  public:
   template <class T>
   constexpr workspace_size& add(std::int64_t count) noexcept {
-    bytes_ += detail::align_up(static_cast<std::size_t>(count) * sizeof(T));
-    return *this;
+    return add_bytes(detail::saturated_bytes(count, sizeof(T)));
   }
   constexpr workspace_size& add_bytes(std::size_t bytes) noexcept {
-    bytes_ += detail::align_up(bytes);
+    bytes_ = detail::saturated_sum(bytes_, detail::align_up(bytes));
     return *this;
   }
   [[nodiscard]] constexpr std::size_t bytes() const noexcept {
-    return bytes_ == 0 ? 0 : bytes_ + workspace_alignment;
+    return bytes_ == 0 ? 0 : detail::saturated_sum(bytes_, workspace_alignment);
   }
 
  private:
@@ -63,11 +77,11 @@ class carver {
   //! bytes given, when the block is too short.
   template <class T>
   [[nodiscard]] std::span<T> take(std::int64_t count) {
-    auto const bytes = static_cast<std::size_t>(count) * sizeof(T);
+    auto const bytes = detail::saturated_bytes(count, sizeof(T));
     if (bytes == 0) return {};
     if (used_ > size_ || bytes > size_ - used_) {
       who_.fail("the workspace has " + std::to_string(size_) + " bytes, at least " +
-                    std::to_string(used_ + bytes) +
+                    std::to_string(detail::saturated_sum(used_, bytes)) +
                     " are needed; ask the matching *_bytes() function for the size",
                 source_location::current());
     }

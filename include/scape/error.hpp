@@ -66,7 +66,8 @@ class argument_error : public error {
       : error(std::move(operation), what, rank, size, where) {}
 };
 
-//! A peer failed, left, never came, or disagrees. `peer()` is its rank.
+//! A peer failed, left, never came, or disagrees. `peer()` is its rank, -1 where the backend cannot
+//! tell.
 class peer_error : public error {
  public:
   peer_error(std::string operation, std::string const& what, int peer, int rank, int size,

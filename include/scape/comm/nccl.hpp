@@ -251,13 +251,22 @@ class nccl_communicator : public nccl_operations {
     engine().await_peers();
   }
 
-  //! All ranks of a communicator that lives in this process: rank r on devices[r].
+  //! All ranks of a communicator that lives in this process: rank r on devices[r], each its own.
   static std::vector<nccl_communicator> all(std::span<int const> devices,
                                             nccl_options const& options = {}) {
-    auto const id = nccl_unique_id();
     auto const size = static_cast<int>(devices.size());
     std::vector<nccl_communicator> ranks;
     ranks.reserve(devices.size());
+    int present = 0;
+    detail::check_cuda(cudaGetDeviceCount(&present), "nccl_communicator", "cudaGetDeviceCount");
+    for (int r = 0; r < size; ++r) {
+      auto const device = devices[static_cast<std::size_t>(r)];
+      detail::expect(device >= 0 && device < present, {"nccl_communicator", r, size}, [&] {
+        return "device " + std::to_string(device) + " does not exist; there are " +
+               std::to_string(present);
+      });
+    }
+    auto const id = nccl_unique_id();
     nccl_group group;
     for (int r = 0; r < size; ++r) {
       detail::device_scope const device("nccl_communicator", devices[static_cast<std::size_t>(r)]);

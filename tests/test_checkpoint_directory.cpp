@@ -145,7 +145,7 @@ TEST_CASE("damaged and foreign files, and folders that cannot be written, are re
   CHECK(rejects([&] { folder.save(r.ctx, r.optimizer, weights(r).first(3)); }, {"3", "50"}));
   CHECK(raises<checkpoint_error>(
       [&] { folder.load(other.ctx, other.optimizer, std::span(other.weights)); },
-      {"n in the file is 50, expected 51"}));
+      {"checkpoint_directory::load [rank 0 of 1]", "n in the file is 50, expected 51"}));
 
   auto const name = folder.path({1, 1}, 0);
   std::ostringstream content;
@@ -167,8 +167,9 @@ TEST_CASE("damaged and foreign files, and folders that cannot be written, are re
 
   std::ofstream(place.path / "file") << "not a folder";
   checkpoint_directory nowhere(place.path / "file" / "deeper");
-  CHECK(raises<checkpoint_error>([&] { nowhere.save(r.ctx, r.optimizer, weights(r)); },
-                                 {"cannot write", "Not a directory"}));
+  CHECK(raises<checkpoint_error>(
+      [&] { nowhere.save(r.ctx, r.optimizer, weights(r)); },
+      {"checkpoint_directory::save [rank 0 of 1]", "cannot write", "Not a directory"}));
   CHECK(nowhere.sets().empty());
 }
 

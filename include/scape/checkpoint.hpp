@@ -59,13 +59,13 @@ class checkpoint_directory {
   template <class Optimizer>
   void save(host_context const& ctx, Optimizer& optimizer, std::span<float const> weights) {
     auto const& l = optimizer.parameters();
-    detail::expect_equal("checkpoint_directory::save", "the length of weights", std::ssize(weights),
-                         l.size());
+    detail::caller const who{"checkpoint_directory::save", optimizer.rank(), l.shards()};
+    detail::expect_equal(who, "the length of weights", std::ssize(weights), l.size());
     checkpoint_set const now{optimizer.steps(), l.shards()};
     std::error_code shows_when_writing;
     std::filesystem::create_directories(folder_, shows_when_writing);
-    detail::write_durably(path(now, optimizer.rank()), [&](std::ostream& out) {
-      write_weights(out, l, optimizer.rank(), weights);
+    detail::write_durably(who, path(now, optimizer.rank()), [&](std::ostream& out) {
+      write_weights(who, out, l, weights);
       optimizer.save(ctx, out);
     });
     auto const complete = sets();
@@ -82,8 +82,8 @@ class checkpoint_directory {
   std::optional<checkpoint_set> load(host_context const& ctx, Optimizer& optimizer,
                                      std::span<float> weights) {
     auto const& l = optimizer.parameters();
-    detail::expect_equal("checkpoint_directory::load", "the length of weights", std::ssize(weights),
-                         l.size());
+    detail::caller const who{"checkpoint_directory::load", optimizer.rank(), l.shards()};
+    detail::expect_equal(who, "the length of weights", std::ssize(weights), l.size());
     auto const set = newest();
     // What an ended run left of later sets shall not be completed by this one.
     discard(optimizer.rank(), l.shards(),
@@ -94,16 +94,16 @@ class checkpoint_directory {
     for (int p = 0; p < set->ranks; ++p) {
       streams.emplace_back(path(*set, p), std::ios::binary);
       if (!streams.back()) {
-        throw checkpoint_error("load", "cannot read '" + path(*set, p).string() + "'");
+        detail::fail_checkpoint(who, "cannot read '" + path(*set, p).string() + "'");
       }
     }
     std::int64_t begin = 0;
     for (auto& in : streams) {
-      begin = read_weights(in, begin, weights);
+      begin = read_weights(who, in, begin, weights);
       files.push_back(&in);
     }
-    detail::checkpoint_reader::expect_same("the number of weights",
-                                           static_cast<std::uint64_t>(begin), weights.size());
+    detail::expect_same(who, "the number of weights", static_cast<std::uint64_t>(begin),
+                        weights.size());
     if (set->ranks == l.shards()) {
       optimizer.load(ctx, *files[static_cast<std::size_t>(optimizer.rank())]);
     } else {
@@ -174,29 +174,31 @@ class checkpoint_directory {
     return true;
   }
 
-  static void write_weights(std::ostream& out, layout const& l, int rank,
+  static void write_weights(detail::caller who, std::ostream& out, layout const& l,
                             std::span<float const> weights) {
-    auto const own = weights.subspan(static_cast<std::size_t>(l.begin(rank)),
-                                     static_cast<std::size_t>(l.shard_size(rank)));
-    detail::hashing_writer to(out);
+    auto const begin = l.begin(who.rank), count = l.shard_size(who.rank);
+    auto const own =
+        weights.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
+    detail::hashing_writer to(who, out);
     to.write(magic);
-    to.write(std::array{l.size(), l.begin(rank), l.shard_size(rank)});
+    to.write(std::array{l.size(), begin, count});
     to.write(own);
     to.end();
   }
 
   //! Reads the shard that begins at `begin` and returns where it ends.
-  static std::int64_t read_weights(std::istream& in, std::int64_t begin, std::span<float> weights) {
-    detail::hashing_reader from(in);
+  static std::int64_t read_weights(detail::caller who, std::istream& in, std::int64_t begin,
+                                   std::span<float> weights) {
+    detail::hashing_reader from(who, in);
     if (from.value(std::array<char, 8>{}) != magic) {
-      throw checkpoint_error("load", "this is not a checkpoint of weights");
+      from.fail("this is not a checkpoint of weights");
     }
     auto const [n, first, count] = from.value(std::array<std::int64_t, 3>{});
-    auto const same = detail::checkpoint_reader::expect_same;
-    same("n", static_cast<std::uint64_t>(n), weights.size());
-    same("the first weight", static_cast<std::uint64_t>(first), static_cast<std::uint64_t>(begin));
+    from.expect_same("n", static_cast<std::uint64_t>(n), weights.size());
+    from.expect_same("the first weight", static_cast<std::uint64_t>(first),
+                     static_cast<std::uint64_t>(begin));
     if (count < 0 || count > n - first) {
-      throw checkpoint_error("load", "the number of weights is wrong; the file is damaged");
+      from.fail("the number of weights is wrong; the file is damaged");
     }
     from.read(std::as_writable_bytes(
         weights.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count))));

@@ -87,10 +87,21 @@ template <class Rule, class Floats, class Residual, class Ages, class Masks>
   return result;
 }
 
+[[noreturn]] inline void fail_checkpoint(caller who, std::string const& what) {
+  throw checkpoint_error(std::string(who.operation), what, who.rank, who.size);
+}
+
+//! Throws unless a number in a file is what it must be.
+inline void expect_same(caller who, std::string_view what, std::uint64_t got, std::uint64_t want) {
+  if (got == want) return;
+  fail_checkpoint(who, std::string(what) + " in the file is " + std::to_string(got) +
+                           ", expected " + std::to_string(want));
+}
+
 //! Writes values and, at the end, the hash of them all.
 class hashing_writer {
  public:
-  explicit hashing_writer(std::ostream& out) : out_(&out) {}
+  hashing_writer(caller who, std::ostream& out) : who_(who), out_(&out) {}
 
   template <class Range>
   void write(Range const& values) {
@@ -105,10 +116,11 @@ class hashing_writer {
   }
   void end() {
     value(hash_.value());
-    if (!*out_) throw checkpoint_error("save", "writing failed; is the disk full?");
+    if (!*out_) fail_checkpoint(who_, "writing failed; is the disk full?");
   }
 
  private:
+  caller who_;
   std::ostream* out_;
   fnv1a hash_;
 };
@@ -116,14 +128,13 @@ class hashing_writer {
 //! Reads them and, at the end, compares the hash.
 class hashing_reader {
  public:
-  explicit hashing_reader(std::istream& in) : in_(&in) {}
+  hashing_reader(caller who, std::istream& in) : who_(who), in_(&in) {}
 
   void read(std::span<std::byte> bytes) {
     in_->read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     if (in_->gcount() != static_cast<std::streamsize>(bytes.size())) {
-      throw checkpoint_error("load", "the data ends early: " + std::to_string(in_->gcount()) +
-                                         " of " + std::to_string(bytes.size()) +
-                                         " bytes are left of a part; the file was cut short");
+      fail("the data ends early: " + std::to_string(in_->gcount()) + " of " +
+           std::to_string(bytes.size()) + " bytes are left of a part; the file was cut short");
     }
     hash_.add(bytes);
   }
@@ -134,12 +145,15 @@ class hashing_reader {
   }
   void end() {
     auto const sum = hash_.value();
-    if (value(std::uint64_t{}) != sum) {
-      throw checkpoint_error("load", "the checksum does not match; the file is damaged");
-    }
+    if (value(std::uint64_t{}) != sum) fail("the checksum does not match; the file is damaged");
   }
+  void expect_same(std::string_view what, std::uint64_t got, std::uint64_t want) const {
+    detail::expect_same(who_, what, got, want);
+  }
+  [[noreturn]] void fail(std::string const& what) const { fail_checkpoint(who_, what); }
 
  private:
+  caller who_;
   std::istream* in_;
   fnv1a hash_;
 };
@@ -147,9 +161,9 @@ class hashing_reader {
 //! Reads one rank's file of an optimizer's state.
 class checkpoint_reader : public hashing_reader {
  public:
-  explicit checkpoint_reader(std::istream& in) : hashing_reader(in) {
+  checkpoint_reader(caller who, std::istream& in) : hashing_reader(who, in) {
     if (value(std::array<char, 8>{}) != checkpoint_magic) {
-      throw checkpoint_error("load", "this is not a saved optimizer state");
+      fail("this is not a saved optimizer state");
     }
     expect_same("the format version", value(std::uint32_t{}), checkpoint_version);
     header = value(checkpoint_header{});
@@ -167,11 +181,6 @@ class checkpoint_reader : public hashing_reader {
     return result;
   }
 
-  static void expect_same(std::string_view what, std::uint64_t got, std::uint64_t want) {
-    if (got == want) return;
-    throw checkpoint_error("load", std::string(what) + " in the file is " + std::to_string(got) +
-                                       ", expected " + std::to_string(want));
-  }
   void expect_header(checkpoint_header const& expected) const {
     expect_same("the number of ranks", header.size, expected.size);
     expect_same("the rank", header.rank, expected.rank);
@@ -194,9 +203,9 @@ inline void commit(std::vector<std::vector<std::byte>> const& staged,
   }
 }
 
-inline void save_checkpoint(std::ostream& out, checkpoint_header const& header,
+inline void save_checkpoint(caller who, std::ostream& out, checkpoint_header const& header,
                             layout const& layout, std::span<checkpoint_section const> sections) {
-  hashing_writer to(out);
+  hashing_writer to(who, out);
   to.write(checkpoint_magic);
   to.value(checkpoint_version);
   to.value(header);
@@ -211,9 +220,10 @@ inline void save_checkpoint(std::ostream& out, checkpoint_header const& header,
 
 //! Reads and checks everything, then fills the sections; on any error they are left as they were.
 //! `expected.step` and `expected.skipped` are not compared. Returns the header read.
-inline checkpoint_header load_checkpoint(std::istream& in, checkpoint_header const& expected,
+inline checkpoint_header load_checkpoint(caller who, std::istream& in,
+                                         checkpoint_header const& expected,
                                          std::span<checkpoint_section const> sections) {
-  checkpoint_reader reader(in);
+  checkpoint_reader reader(who, in);
   reader.expect_header(expected);
   reader.expect_same("the layout's fingerprint", reader.header.fingerprint, expected.fingerprint);
   reader.boundaries();
@@ -330,7 +340,7 @@ class reshard {
 //! The same from the files of all ranks of an earlier run, in rank order, however many they were
 //! and wherever their shards began. Of the summed parts, rank p takes those of the old ranks p,
 //! p + P, p + 2P, ...
-inline checkpoint_header load_checkpoint(std::span<std::istream* const> files,
+inline checkpoint_header load_checkpoint(caller who, std::span<std::istream* const> files,
                                          checkpoint_header const& expected, layout const& layout,
                                          std::span<checkpoint_section const> sections) {
   std::vector<std::vector<std::byte>> staged;
@@ -338,7 +348,7 @@ inline checkpoint_header load_checkpoint(std::span<std::istream* const> files,
   checkpoint_header first;
   std::vector<std::int64_t> boundaries;
   for (std::size_t p = 0; p < files.size(); ++p) {
-    checkpoint_reader reader(*files[p]);
+    checkpoint_reader reader(who, *files[p]);
     auto own = expected;
     own.rank = p;
     own.size = files.size();
@@ -350,14 +360,12 @@ inline checkpoint_header load_checkpoint(std::span<std::istream* const> files,
       boundaries = begins;
       if (begins.front() != 0 || begins.back() != layout.size() ||
           !std::ranges::is_sorted(begins)) {
-        throw checkpoint_error("load", "the shard boundaries are wrong; the file is damaged");
+        reader.fail("the shard boundaries are wrong; the file is damaged");
       }
     }
     reader.expect_same("the step", reader.header.step, first.step);
     reader.expect_same("the number of skipped steps", reader.header.skipped, first.skipped);
-    if (begins != boundaries) {
-      throw checkpoint_error("load", "the files are of runs with different shards");
-    }
+    if (begins != boundaries) reader.fail("the files are of runs with different shards");
     reader.expect_same("the number of sections", reader.value(std::uint64_t{}), sections.size());
     reshard const moved(layout, static_cast<int>(expected.rank), boundaries);
     for (std::size_t s = 0; s < sections.size(); ++s) {
@@ -366,7 +374,7 @@ inline checkpoint_header load_checkpoint(std::span<std::istream* const> files,
     }
     reader.end();
   }
-  if (files.empty()) throw checkpoint_error("load", "there are no files");
+  if (files.empty()) fail_checkpoint(who, "there are no files");
   commit(staged, sections);
   return first;
 }

@@ -159,16 +159,16 @@ class dense_optimizer<Rule, C> {
     auto header = detail::identity<Rule>(*comm_, layout_);
     header.step = static_cast<std::uint64_t>(state.steps);
     header.skipped = static_cast<std::uint64_t>(state.skipped_steps);
-    detail::save_checkpoint(out, header, layout_, detail::sections_of<Rule>(m, v));
+    detail::save_checkpoint(op, out, header, layout_, detail::sections_of<Rule>(m, v));
   }
   void load(cuda_context const& ctx, std::istream& in) {
-    load_from(ctx, [&](auto const& expected, auto const& sections) {
-      return detail::load_checkpoint(in, expected, sections);
+    load_from(ctx, [&](detail::caller op, auto const& expected, auto const& sections) {
+      return detail::load_checkpoint(op, in, expected, sections);
     });
   }
   void load(cuda_context const& ctx, std::span<std::istream* const> files) {
-    load_from(ctx, [&](auto const& expected, auto const& sections) {
-      return detail::load_checkpoint(files, expected, layout_, sections);
+    load_from(ctx, [&](detail::caller op, auto const& expected, auto const& sections) {
+      return detail::load_checkpoint(op, files, expected, layout_, sections);
     });
   }
 
@@ -179,7 +179,7 @@ class dense_optimizer<Rule, C> {
     detail::check_cuda(cudaStreamSynchronize(ctx.stream), op, "cudaStreamSynchronize");
     std::vector<float> m(m_.size()), v(v_.size());
     auto const header =
-        read(detail::identity<Rule>(*comm_, layout_), detail::sections_of<Rule>(m, v));
+        read(op, detail::identity<Rule>(*comm_, layout_), detail::sections_of<Rule>(m, v));
     detail::cuda::copy(op, m_.data(), m.data(), m_.size_bytes());
     detail::cuda::copy(op, v_.data(), v.data(), v_.size_bytes());
     detail::cuda::write_state(op, state_, header);

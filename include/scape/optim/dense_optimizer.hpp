@@ -11,6 +11,7 @@
 #include <istream>
 #include <ostream>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -68,7 +69,7 @@ class dense_optimizer {
   //! `comm` and `storage` (zero-filled) must outlive the optimizer.
   dense_optimizer(C& comm, layout layout, adam_options const& options, std::span<std::byte> storage)
       : comm_(&comm), layout_(std::move(layout)), options_(options) {
-    detail::caller const op{"dense_optimizer", comm.rank(), comm.size()};
+    auto const op = who("dense_optimizer");
     detail::expect_valid(op, options_);
     detail::expect_equal(op, "the communicator's size", comm.size(), layout_.shards(),
                          "a layout has one shard per rank");
@@ -85,7 +86,7 @@ class dense_optimizer {
   template <class Gradient>
   step_report const& step(context_type const& ctx, std::span<float> weights,
                           std::span<Gradient const> gradient, step_arguments const& arguments) {
-    detail::caller const op{"dense_optimizer::step", comm_->rank(), comm_->size()};
+    auto const op = who("dense_optimizer::step");
     detail::expect_valid(op, arguments);
     detail::expect_equal(op, "the length of weights", std::ssize(weights), layout_.size());
     detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout_.size());
@@ -152,17 +153,18 @@ class dense_optimizer {
     auto header = detail::identity<Rule>(*comm_, layout_);
     header.step = static_cast<std::uint64_t>(step_);
     header.skipped = static_cast<std::uint64_t>(skipped_);
-    detail::save_checkpoint(out, header, layout_, sections());
+    detail::save_checkpoint(who("dense_optimizer::save"), out, header, layout_, sections());
   }
   //! Restores it bit for bit, or throws checkpoint_error and leaves the state as it is.
   void load(context_type const&, std::istream& in) {
-    adopt(detail::load_checkpoint(in, detail::identity<Rule>(*comm_, layout_), sections()));
+    adopt(detail::load_checkpoint(who("dense_optimizer::load"), in,
+                                  detail::identity<Rule>(*comm_, layout_), sections()));
   }
   //! The same from the files of all ranks of a run that had another number of them or other shards,
   //! in rank order.
   void load(context_type const&, std::span<std::istream* const> files) {
-    adopt(detail::load_checkpoint(files, detail::identity<Rule>(*comm_, layout_), layout_,
-                                  sections()));
+    adopt(detail::load_checkpoint(who("dense_optimizer::load"), files,
+                                  detail::identity<Rule>(*comm_, layout_), layout_, sections()));
   }
 
  private:
@@ -187,6 +189,9 @@ class dense_optimizer {
     agreed_ = true;
   }
 
+  [[nodiscard]] detail::caller who(std::string_view operation) const noexcept {
+    return {operation, comm_->rank(), comm_->size()};
+  }
   [[nodiscard]] std::int64_t shard_size() const noexcept {
     return layout_.shard_size(comm_->rank());
   }

@@ -271,17 +271,17 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     auto header = detail::identity<Rule>(*comm_, layout_, options_);
     header.step = static_cast<std::uint64_t>(state.steps);
     header.skipped = static_cast<std::uint64_t>(state.skipped_steps);
-    detail::save_checkpoint(out, header, layout_, copy.sections());
+    detail::save_checkpoint(op, out, header, layout_, copy.sections());
   }
 
   void load(cuda_context const& ctx, std::istream& in) {
-    load_from(ctx, [&](auto const& expected, auto const& sections) {
-      return detail::load_checkpoint(in, expected, sections);
+    load_from(ctx, [&](detail::caller op, auto const& expected, auto const& sections) {
+      return detail::load_checkpoint(op, in, expected, sections);
     });
   }
   void load(cuda_context const& ctx, std::span<std::istream* const> files) {
-    load_from(ctx, [&](auto const& expected, auto const& sections) {
-      return detail::load_checkpoint(files, expected, layout_, sections);
+    load_from(ctx, [&](detail::caller op, auto const& expected, auto const& sections) {
+      return detail::load_checkpoint(op, files, expected, layout_, sections);
     });
   }
 
@@ -292,7 +292,8 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     masks_.wait_all(ctx);
     detail::check_cuda(cudaStreamSynchronize(ctx.stream), op, "cudaStreamSynchronize");
     host_copy copy(*this);
-    auto const header = read(detail::identity<Rule>(*comm_, layout_, options_), copy.sections());
+    auto const header =
+        read(op, detail::identity<Rule>(*comm_, layout_, options_), copy.sections());
     copy.transfer(*this, op, [](auto* host, auto* own) { return std::pair(own, host); });
     detail::cuda::write_state(op, state_, header);
     detail::check_cuda(cudaMemsetAsync(hints_.data(), 0, hints_.size_bytes(), ctx.stream), op,

@@ -14,6 +14,7 @@
 #include <ostream>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -167,7 +168,7 @@ class sparse_optimizer {
   template <class Gradient>
   step_report const& step(context_type const& ctx, std::span<float> weights,
                           std::span<Gradient const> gradient, step_arguments const& arguments) {
-    detail::caller const op{"sparse_optimizer::step", rank(), comm_->size()};
+    auto const op = who("sparse_optimizer::step");
     detail::expect_valid(op, arguments);
     detail::expect_equal(op, "the length of weights", std::ssize(weights), layout_.size());
     detail::expect_equal(op, "the length of gradient", std::ssize(gradient), layout_.size());
@@ -260,14 +261,15 @@ class sparse_optimizer {
   //! Writes this rank's whole state, masks in flight included (it waits for them). Call it on
   //! every rank after the same step. Throws checkpoint_error when the stream fails.
   void save(context_type const& ctx, std::ostream& out) {
-    expect_intact({"sparse_optimizer::save", rank(), comm_->size()});
+    auto const op = who("sparse_optimizer::save");
+    expect_intact(op);
     broken_ = true;
     masks_.wait_all(ctx);
     broken_ = false;
     auto header = detail::identity<Rule>(*comm_, layout_, options_);
     header.step = static_cast<std::uint64_t>(step_);
     header.skipped = static_cast<std::uint64_t>(skipped_);
-    detail::save_checkpoint(out, header, layout_, sections());
+    detail::save_checkpoint(op, out, header, layout_, sections());
   }
 
   //! Restores it bit for bit, or throws checkpoint_error and leaves the state as it is. The file
@@ -275,8 +277,8 @@ class sparse_optimizer {
   //! changed. Every rank must load; the next step makes sure that all are at the same one.
   void load(context_type const& ctx, std::istream& in) {
     masks_.wait_all(ctx);
-    adopt(
-        detail::load_checkpoint(in, detail::identity<Rule>(*comm_, layout_, options_), sections()));
+    adopt(detail::load_checkpoint(who("sparse_optimizer::load"), in,
+                                  detail::identity<Rule>(*comm_, layout_, options_), sections()));
   }
 
   //! The same from the files of all ranks of a run that had another number of them or other shards,
@@ -285,7 +287,8 @@ class sparse_optimizer {
   //! several.
   void load(context_type const& ctx, std::span<std::istream* const> files) {
     masks_.wait_all(ctx);
-    adopt(detail::load_checkpoint(files, detail::identity<Rule>(*comm_, layout_, options_), layout_,
+    adopt(detail::load_checkpoint(who("sparse_optimizer::load"), files,
+                                  detail::identity<Rule>(*comm_, layout_, options_), layout_,
                                   sections()));
   }
 
@@ -308,6 +311,9 @@ class sparse_optimizer {
         plan_(layout_.plan(1)),
         next_plan_(plan_) {}
 
+  [[nodiscard]] detail::caller who(std::string_view operation) const noexcept {
+    return {operation, rank(), comm_->size()};
+  }
   static std::int64_t index_words(layout const& layout, sparse_optimizer_options const& options) {
     return lagged_mask_allgather<C>::index_words(layout, options.lag, layout.plan(options.density));
   }

@@ -27,13 +27,14 @@ inline bool flush_to_disk(std::filesystem::path const& path) {
 //! Makes `path` what write(std::ostream&) writes. After a crash at any moment, the file is the old
 //! one or the new one. Throws checkpoint_error, and leaves the old one.
 template <class Write>
-void write_durably(std::filesystem::path const& path, Write const& write) {
+void write_durably(caller who, std::filesystem::path const& path, Write const& write) {
   auto const temporary = std::filesystem::path(path.string() + ".tmp");
   auto const fail = [&](int code) {
     auto const why = std::generic_category().message(code);
     std::error_code ignored;
     std::filesystem::remove(temporary, ignored);
-    throw checkpoint_error("save", "cannot write '" + path.string() + "': " + why);
+    throw checkpoint_error(std::string(who.operation),
+                           "cannot write '" + path.string() + "': " + why, who.rank, who.size);
   };
   std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
   if (!out) fail(errno);

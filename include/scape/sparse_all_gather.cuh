@@ -18,8 +18,11 @@ namespace scape {
 //! The same as on the host, enqueued on ctx.stream outside of any NCCL group.
 //!
 //! @param ctx  scratch: sparse_collective_bytes<T>(layout, plan.total())
-//! If the collective fails, the call throws or, later, comm.synchronize(). Values of float and of
-//! 16-bit floats that were not delivered are then not written.
+//! As for sparse_reduce_scatter, bits past the plan's total are treated as unset. If the collective
+//! fails, the call throws or, later, comm.synchronize(). Values of float and of 16-bit floats that
+//! were not delivered are then not written: a shard's values count as such if the first 16 bytes of
+//! them, or all if they are fewer, are still the NaNs that mark their places
+//! (detail/cuda/gate.cuh). Only values that equal these marks could be mistaken for them.
 template <cuda_communicator C, class T>
 requires has_all_gather<C, T>
 void sparse_all_gather(typename C::context_type const& ctx, C& comm, layout const& layout,

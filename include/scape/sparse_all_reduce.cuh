@@ -34,13 +34,14 @@ void sparse_all_reduce(typename C::context_type const& ctx, C& comm, layout cons
                              std::ssize(values), plan.total());
   carver scratch(ctx.scratch, op);
   auto const packed = scratch.take<Wire>(plan.total());
+  auto const failed = scratch.take<int>(1);
   detail::cuda::mask_ranks const ranks(op, ctx, mask, layout.words_per_shard(), scratch);
   detail::cuda::residual_part const all{{0, layout.size()}, residual.data()};
   detail::cuda::accumulate_and_compact(op, ctx, layout, ranks, gradient.data(), all, {coefficient},
                                        packed, comm.size());
   detail::cuda::send_packed<Wire>(
       op, ctx, layout, ranks, packed, values, std::span(&all, 1),
-      {nullptr, detail::cuda::failure_flag_of(comm)}, [&] {
+      {nullptr, detail::cuda::failure_flag_of(comm)}, failed.data(), [&] {
         comm.all_reduce(ctx, std::span<Wire const>(packed), values, std::plus<>()).wait(ctx);
       });
 }

@@ -22,6 +22,8 @@ template <class T>
   return workspace_size()
       .add<T>(values)
       .add_bytes(detail::cuda::mask_ranks::scratch_bytes(layout.words_per_shard(), layout.shards()))
+      .template add<T>(detail::cuda::receipt_count(layout))
+      .template add<int>(1)
       .bytes();
 }
 
@@ -32,7 +34,8 @@ template <class T>
 //! @param ctx  scratch: sparse_collective_bytes<Wire>(layout, plan.total())
 //! The mask's bits are not checked against the plan; where it has more, those past the plan's total
 //! are treated as unset. If the collective fails, the call throws or, later, comm.synchronize();
-//! either way a kernel behind it puts back into the residual what was not delivered.
+//! either way a kernel behind it puts back into the residual what was not delivered. Where a shard
+//! sends nothing, a second collective, of one value per rank, tells its owner of a failure.
 template <cuda_communicator C, class Wire, class Gradient>
 requires has_reduce_scatter<C, Wire>
 void sparse_reduce_scatter(typename C::context_type const& ctx, C& comm, layout const& layout,
@@ -49,16 +52,16 @@ void sparse_reduce_scatter(typename C::context_type const& ctx, C& comm, layout 
                              plan.counts[static_cast<std::size_t>(comm.rank())]);
   carver scratch(ctx.scratch, op);
   auto const packed = scratch.take<Wire>(plan.total());
+  detail::cuda::packed_reduce_scatter<C, Wire> const send{
+      comm, plan, packed, values, scratch.take<Wire>(detail::cuda::receipt_count(layout))};
+  auto const failed = scratch.take<int>(1);
   detail::cuda::mask_ranks const ranks(op, ctx, mask, layout.words_per_shard(), scratch);
   detail::cuda::residual_part const all{{0, layout.size()}, residual.data()};
   detail::cuda::accumulate_and_compact(op, ctx, layout, ranks, gradient.data(), all, {coefficient},
                                        packed, comm.size());
-  detail::cuda::send_packed<Wire>(op, ctx, layout, ranks, packed, values, std::span(&all, 1),
-                                  {nullptr, detail::cuda::failure_flag_of(comm)}, [&] {
-                                    comm.reduce_scatter(ctx, std::span<Wire const>(packed), values,
-                                                        plan.counts, std::plus<>())
-                                        .wait(ctx);
-                                  });
+  detail::cuda::send_packed<Wire>(op, ctx, layout, ranks, packed, send.result(), std::span(&all, 1),
+                                  {nullptr, detail::cuda::failure_flag_of(comm)}, failed.data(),
+                                  [&] { send(op, ctx); });
 }
 
 //! The same for a dense vector's values, without a residual.

@@ -192,7 +192,8 @@ TEST_CASE_TEMPLATE_DEFINE("one reduce-scatter of the predicted bytes", Backend,
       counting_communicator<typename Backend::communicator> comm(inner);
       auto b = buffers_with<Backend, bfloat16>({}, p, p.plan.counts[at(comm.rank())], comm.rank());
       b.run(comm, p, 1, reduce_scatter_op{});
-      CHECK(comm.reduce_scatters == traffic{1, l.value_wire_bytes(p.plan, comm.rank(), 2)});
+      CHECK(comm.reduce_scatters ==
+            reduce_scatter_of(l, p.plan, comm.rank(), sizeof(bfloat16), Backend::cuda));
       CHECK(comm.gathers.calls + comm.all_reduces.calls + comm.broadcasts.calls == 0);
     }
   });

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <span>
+
 #include <scape/comm/nccl.hpp>
 #include <scape/sparse_all_gather.cuh>
 
@@ -26,6 +29,22 @@ TEST_CASE("CUDA's own 16-bit floats") {
     check_gathered<nccl_backend, __half>(comm, p, 1);
     check_gathered<nccl_backend, __nv_bfloat16>(comm, p, 1);
   });
+}
+
+TEST_CASE("bits past the plan's total are treated as unset") {
+  if (!nccl_backend::has_ranks(2)) return;
+  for (double const density : {0.0, 0.5}) {
+    masked_problem p({256, 2}, density);
+    std::ranges::fill(p.mask, ~mask_word{0});
+    nccl_backend::ranks(2, [&](auto& comm) {
+      auto const before = normal_gradient(1, comm.rank(), 0, 256);
+      gathered_vector<nccl_backend, float> vector(before);
+      all_gather<nccl_backend, float>(comm, p, vector.span());
+      auto const untouched = at(p.plan.total());
+      CHECK(same_bits(vector.span().subspan(untouched), std::span(before).subspan(untouched)));
+      CHECK(vector.intact());
+    });
+  }
 }
 
 TEST_CASE("another current device is refused and nothing is changed") {

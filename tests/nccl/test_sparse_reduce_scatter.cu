@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <functional>
+#include <latch>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include <scape/comm/nccl.hpp>
@@ -10,10 +15,13 @@
 #include <scape/sparse_reduce_scatter.cuh>
 
 #include "cases/sparse_reduce_scatter.hpp"
+#include "nccl/rank_threads.hpp"
 #include "support/nccl_backend.cuh"
 
 namespace scape::testing {
 namespace {
+
+using namespace std::chrono_literals;
 
 TEST_CASE_TEMPLATE_INVOKE(reduce_scatter_mass, nccl_backend);
 TEST_CASE_TEMPLATE_INVOKE(reduce_scatter_sums, nccl_backend);
@@ -38,6 +46,69 @@ TEST_CASE("CUDA's own 16-bit floats") {
     check_sums<nccl_backend, __half, __nv_bfloat16>(comm, p, {.exact = true}, 1);
     check_sums<nccl_backend, __nv_bfloat16, __half>(comm, p, {.exact = true}, 1);
   });
+}
+
+//! Rank 0 of 2 gets no values; rank 1 goes instead of taking part.
+template <class Comm>
+void check_kept(Comm& comm, std::function<void(cuda_context const&)> const& meet_failure) {
+  masked_problem const p({100, 2, layout_options{.boundaries = {0, 0, 100}}}, 1);
+  auto b = masked_buffers<nccl_backend, float>(
+      p, p.plan.counts[0], [](auto) { return 1; }, [](auto) { return 2; });
+  CHECK_THROWS_AS(b.run(comm, p, 1,
+                        [&](cuda_context const& ctx, auto& c, auto const&... arguments) {
+                          sparse_reduce_scatter(ctx, c, arguments...);
+                          meet_failure(ctx);
+                        }),
+                  error);
+  CHECK(std::ranges::count(b.residual.span(), 3.0F) == 100);
+}
+
+TEST_CASE("failure: a rank that gets no values keeps what its peer never took") {
+  if (!nccl_backend::has_ranks(2)) return;
+  for (bool const waits : {true, false}) {
+    std::latch started(2);
+    nccl_backend::ranks(
+        2,
+        [&](auto& comm) {
+          if (comm.rank() == 1) {
+            started.arrive_and_wait();
+            comm.abort("as the test wants it");
+            return;
+          }
+          check_kept(comm, [&](cuda_context const& ctx) {
+            started.arrive_and_wait();
+            if (waits) std::this_thread::sleep_for(100ms);
+            comm.synchronize(ctx);
+          });
+        },
+        2s);
+  }
+}
+
+TEST_CASE("failure: a trainer aborts its communicator under a rank that gets no values") {
+  if (!nccl_backend::has_ranks(2)) return;
+  for (bool const told : {true, false}) {
+    auto const id = nccl_unique_id();
+    std::latch started(2);
+    on_devices(2, [&](int rank) {
+      ncclComm_t native = nullptr;
+      CHECK(ncclCommInitRank(&native, 2, id, rank) == ncclSuccess);
+      if (rank == 1) {
+        started.arrive_and_wait();
+      } else {
+        nccl_communicator_ref comm(native, {.deadline = 500ms});
+        check_kept(comm, [&](cuda_context const& ctx) {
+          started.arrive_and_wait();
+          if (told) CHECK_THROWS_AS(comm.synchronize(ctx), error);
+          CHECK(ncclCommAbort(native) == ncclSuccess);
+          native = nullptr;
+          CHECK(cudaStreamSynchronize(ctx.stream) == cudaSuccess);
+          throw peer_error("test", "gone", 1, 0, 2);
+        });
+      }
+      if (native != nullptr) ncclCommAbort(native);
+    });
+  }
 }
 
 TEST_CASE("another current device is refused and nothing is changed") {

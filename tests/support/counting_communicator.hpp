@@ -4,12 +4,15 @@
 //! @file
 //! Counts the calls and bytes that go through a communicator.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <type_traits>
 
 #include <scape/concepts.hpp>
+#include <scape/layout.hpp>
 
 namespace scape::testing {
 
@@ -20,6 +23,18 @@ struct traffic {
   std::int64_t bytes = 0;
   friend bool operator==(traffic const&, traffic const&) = default;
 };
+
+//! A sparse reduce-scatter of a plan's values, as rank `rank` sees it. On a stream a second one of
+//! one value per rank follows where some rank gets none.
+inline traffic reduce_scatter_of(layout const& l, send_plan const& plan, int rank,
+                                 std::size_t value_bytes, bool on_stream) {
+  traffic result{1, l.value_wire_bytes(plan, rank, value_bytes)};
+  if (on_stream && plan.total() > 0 && std::ranges::count(plan.counts, 0) > 0) {
+    ++result.calls;
+    result.bytes += (l.shards() - 1) * static_cast<std::int64_t>(value_bytes);
+  }
+  return result;
+}
 
 //! Refers to `comm`; offers the operations that `C` has.
 template <communicator C>

@@ -93,7 +93,7 @@ class dense_optimizer<Rule, C> {
                          state_, options_, age_scaling::none, age_scaling::none, 0.0F,
                          comm_->size());
     detail::cuda::enqueue_scale(op, ctx, gradient, sent.data(), state_);
-    detail::cuda::mark_first(op, ctx, sums);
+    detail::cuda::enqueue_mark(op, ctx, sums);
     comm_->reduce_scatter(ctx, std::span<float const>(sent), sums, counts_, std::plus<>())
         .wait(ctx);
     auto const own = weights.subspan(static_cast<std::size_t>(layout_.begin(comm_->rank())),

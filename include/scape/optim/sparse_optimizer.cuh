@@ -87,16 +87,17 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   //! Device scratch bytes of step().
   [[nodiscard]] static std::size_t scratch_bytes(layout const& layout,
                                                  sparse_optimizer_options const&) {
-    auto const packed = [&](std::size_t element) {
-      return workspace_size().add_bytes(static_cast<std::size_t>(layout.size()) * element).bytes();
-    };
+    auto const reduce_scatter = workspace_size()
+                                    .add<Wire>(layout.size())
+                                    .template add<Wire>(detail::cuda::receipt_count(layout));
+    auto const all_gather = workspace_size().add<float>(layout.size());
     return workspace_size()
         .add<Wire>(layout.max_shard_size())
         .template add<mask_word>(layout.words_per_shard())
         .add_bytes(
             detail::cuda::mask_ranks::scratch_bytes(layout.words_per_shard(), layout.shards()))
-        .add_bytes(std::max({detail::cuda::sum_of_squares_bytes(), packed(sizeof(float)),
-                             detail::cuda::topk_scratch_bytes(layout)}))
+        .add_bytes(std::max({detail::cuda::sum_of_squares_bytes(), reduce_scatter.bytes(),
+                             all_gather.bytes(), detail::cuda::topk_scratch_bytes(layout)}))
         .bytes();
   }
 
@@ -575,6 +576,8 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     detail::cuda::nvtx_range const range("sparse_reduce_scatter");
     carver scratch(ctx.scratch, op);
     auto const packed = scratch.take<Wire>(plan_.total());
+    detail::cuda::packed_reduce_scatter<C, Wire> const collective{
+        *comm_, plan_, packed, values, scratch.take<Wire>(detail::cuda::receipt_count(layout_))};
     detail::cuda::gate const step{&state_->skipped, detail::cuda::failure_flag_of(*comm_)};
     detail::cuda::scalar_source<float> const coefficient{0, &state_->coefficient};
     auto const pass = [&](detail::cuda::residual_part const& part) {
@@ -589,17 +592,15 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     }
     auto const send = [&] {
       try {
-        comm_
-            ->reduce_scatter(ctx, std::span<Wire const>(packed), values, plan_.counts,
-                             std::plus<>())
-            .wait(ctx);
+        collective(op, ctx);
       } catch (...) {
         if (offload_) offload_->end(op, ctx);  // what is given back comes behind the copies
         throw;
       }
       if (offload_) offload_->end(op, ctx);
     };
-    detail::cuda::send_packed<Wire>(op, ctx, layout_, ranks, packed, values, parts, step, send);
+    detail::cuda::send_packed<Wire>(op, ctx, layout_, ranks, packed, collective.result(), parts,
+                                    step, &state_->failed, send);
   }
 
   template <class Weight>
@@ -612,10 +613,9 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     if constexpr (std::is_same_v<Weight, float>) {
       if (!options_.master_weights) arrays.w = std::exchange(arrays.copy, nullptr);
     }
-    detail::cuda::masked_rebuild<Rule>(op, ctx, layout_, rank(), ranks, plan_.offsets[at(rank())],
-                                       values, {{}, &state_->scalars},
-                                       options_.unmasked == unmasked_moment::decay, arrays,
-                                       {&state_->skipped, detail::cuda::failure_flag_of(*comm_)});
+    detail::cuda::masked_rebuild<Rule>(
+        op, ctx, layout_, rank(), ranks, plan_.offsets[at(rank())], values, {{}, &state_->scalars},
+        options_.unmasked == unmasked_moment::decay, arrays, {&state_->skipped, &state_->failed});
   }
 
   void finish_report(std::size_t weight_bytes) {

@@ -48,7 +48,7 @@ struct accumulate_and_compact_op {
   }
 };
 
-//! If the values were not delivered, the residual becomes what it was before they were taken.
+//! If the collective failed, the residual becomes what it was before its values were taken.
 template <class Wire>
 struct return_op {
   static constexpr bool dense = false;
@@ -59,16 +59,9 @@ struct return_op {
   std::int64_t capacity;
   float* residual;  //!< of element `residual_begin` and on
   std::int64_t residual_begin;
-  Wire const* first_result;
-  bool has_result;  //!< whether this rank gets any value
-  bool failed;      //!< known at the launch
   gate step;
 
-  [[nodiscard]] __device__ bool done() const {
-    if (step.skips()) return true;
-    if (failed || step.fails()) return false;
-    return !has_result || !undelivered<Wire>::at(first_result);
-  }
+  [[nodiscard]] __device__ bool done() const { return step.skips() || !step.fails(); }
   [[nodiscard]] __device__ float load(masked_element const& e) const {
     return residual[e.index - residual_begin];
   }

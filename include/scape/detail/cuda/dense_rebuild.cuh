@@ -32,9 +32,9 @@ void enqueue_scale(caller who, cuda_context const& ctx, std::span<Gradient const
 
 template <class Rule>
 __global__ void dense_rebuild(scale_table scales, index_range elements, float const* sums,
-                              shard_arrays<float> shard, rebuild_scalars const* scalars,
-                              gate step) {
-  if (step.closed() || undelivered<float>::at(sums)) return;
+                              std::int64_t count, shard_arrays<float> shard,
+                              rebuild_scalars const* scalars, gate step) {
+  if (step.closed() || undelivered<float>::at(sums, count)) return;
   for (auto i = elements.begin + grid_index(); i < elements.end; i += grid_stride()) {
     auto const scale = scales.find(i);
     if (scales.frozen[scale]) continue;
@@ -51,7 +51,7 @@ void enqueue_dense_rebuild(caller who, cuda_context const& ctx, layout const& la
                            shard_arrays<float> const& arrays, gate const& step) {
   for_each_scale_table(layout, shard, [&](scale_table const& scales, index_range elements) {
     launch(who, ctx, dense_rebuild<Rule>, word_blocks(who, elements.size()), word_threads, scales,
-           elements, sums.data(), arrays, scalars, step);
+           elements, sums.data(), std::ssize(sums), arrays, scalars, step);
   });
 }
 

@@ -5,6 +5,7 @@
 //! Moving elements between a vector and the packed values under a mask.
 
 #include <cstdint>
+#include <span>
 
 #include <scape/detail/cuda/gate.cuh>
 #include <scape/detail/cuda/masked_pass.cuh>
@@ -40,6 +41,7 @@ struct scatter_op {
   std::int64_t capacity;
   T* vector;
   mask_ranks::view ranks;
+  int shards;
   gate step;
 
   [[nodiscard]] __device__ bool done() const { return step.closed(); }
@@ -47,32 +49,49 @@ struct scatter_op {
     return e.position < capacity ? packed[e.position] : vector[e.index];
   }
   __device__ void store(masked_element const& e, T x) const {
-    if (!undelivered<T>::at(packed + ranks.before_shard(e.shard))) vector[e.index] = x;
+    if (e.position < capacity && delivered(e.shard)) vector[e.index] = x;
+  }
+
+ private:
+  [[nodiscard]] __device__ bool delivered(int shard) const {
+    auto const begin = ranks.before_shard(shard);
+    auto const end = shard + 1 < shards ? ranks.before_shard(shard + 1) : capacity;
+    return !undelivered<T>::at(packed + begin, min(end, capacity) - begin);
   }
 };
 
-//! Up to 64 places in an array, by value.
-struct place_list {
+//! Up to 64 blocks of an array, by value.
+struct block_list {
   static constexpr int capacity = 64;
   int count = 0;
-  std::int64_t at[capacity] = {};
+  std::int64_t begin[capacity] = {};
+  std::int64_t length[capacity] = {};
+
+  void add(std::int64_t first, std::int64_t elements) {
+    begin[count] = first;
+    length[count++] = elements;
+  }
 };
 
-//! Marks the places of a list as not yet written by a collective; one block of `capacity` threads.
+//! Marks the blocks of a list as not yet written by a collective; `capacity` threads.
 template <class T>
-__global__ void mark_undelivered(T* values, place_list places) {
-  if (static_cast<int>(threadIdx.x) < places.count) {
-    undelivered<T>::mark(values + places.at[threadIdx.x]);
-  }
+__global__ void mark_undelivered(T* values, block_list blocks) {
+  auto const i = static_cast<int>(threadIdx.x);
+  if (i < blocks.count) undelivered<T>::mark(values + blocks.begin[i], blocks.length[i]);
 }
 
-//! Enqueues the mark of the first value, if there is one.
 template <class T>
-void mark_first(caller who, cuda_context const& ctx, std::span<T> values) {
-  if (values.empty()) return;
-  place_list first;
-  first.count = 1;
-  launch(who, ctx, mark_undelivered<T>, 1, place_list::capacity, values.data(), first);
+void enqueue_mark(caller who, cuda_context const& ctx, T* values, block_list const& blocks) {
+  launch(who, ctx, mark_undelivered<T>, blocks.count > 0 ? 1 : 0, block_list::capacity, values,
+         blocks);
+}
+
+//! Marks all of `values` as one block.
+template <class T>
+void enqueue_mark(caller who, cuda_context const& ctx, std::span<T> values) {
+  block_list blocks;
+  if (!values.empty()) blocks.add(0, std::ssize(values));
+  enqueue_mark(who, ctx, values.data(), blocks);
 }
 
 }  // namespace scape::detail::cuda

@@ -94,7 +94,7 @@ struct rebuild_op {
   gate step;
 
   [[nodiscard]] __device__ bool done() const {
-    return step.closed() || (count > 0 && undelivered<Wire>::at(values));
+    return step.closed() || undelivered<Wire>::at(values, count);
   }
   [[nodiscard]] __device__ bool rebuilds(masked_element const& e) const {
     return e.set && e.position - position < count;

@@ -19,6 +19,7 @@ namespace scape::detail::cuda {
 
 struct optimizer_state {
   int skipped;  //!< some rank's gradient was not finite: this step changes nothing
+  int failed;   //!< its reduce-scatter did not arrive
   float coefficient;
   rebuild_scalars scalars;
   step_arguments arguments;

@@ -46,7 +46,8 @@ inline void check_cuda(cudaError_t code, caller who, char const* what,
 
 //! A stream and scratch memory in device memory. Primitives enqueue their work on the stream and
 //! return; results are there once the stream gets so far. They neither allocate nor synchronise.
-//! The stream's device is the current one whenever a primitive is called.
+//! The stream's device is the current one whenever a primitive is called. What earlier calls left
+//! for cudaGetLastError does not matter to them, and may be gone afterwards.
 struct cuda_context {
   cudaStream_t stream;
   std::span<std::byte> scratch;

@@ -78,6 +78,7 @@ class mask_ranks {
     auto const before = scratch.take<std::int64_t>(count);
     auto const temporary = scratch.take<std::byte>(static_cast<std::int64_t>(scan_bytes(count)));
     auto bytes = temporary.size();
+    forget_last_error();
     check_cuda(cub::DeviceScan::ExclusiveSum(temporary.data(), bytes, counts(), before.data(),
                                              count, ctx.stream),
                who, "cub::DeviceScan");
@@ -94,9 +95,12 @@ class mask_ranks {
   [[nodiscard]] count_iterator counts() const {
     return {thrust::counting_iterator<std::int64_t>(0), view_.chunks};
   }
+  //! CUB takes an error that an earlier call left behind for one of its own.
+  static void forget_last_error() { static_cast<void>(cudaGetLastError()); }
   static std::size_t scan_bytes(std::int64_t chunks) {
     std::size_t bytes = 0;
     std::int64_t* const none = nullptr;
+    forget_last_error();
     check_cuda(cub::DeviceScan::ExclusiveSum(
                    nullptr, bytes, count_iterator{{}, mask_chunks{nullptr, 1}}, none, chunks),
                "mask_ranks", "cub::DeviceScan");

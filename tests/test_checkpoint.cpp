@@ -18,3 +18,4 @@ TEST_CASE_TEMPLATE_INVOKE(checkpoint_9, thread_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_10, thread_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_11, thread_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_12, thread_backend);
+TEST_CASE_TEMPLATE_INVOKE(checkpoint_13, thread_backend);

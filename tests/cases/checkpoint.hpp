@@ -491,4 +491,30 @@ TEST_CASE_TEMPLATE_DEFINE("the dense optimizer's moments survive another number 
   });
 }
 
+TEST_CASE_TEMPLATE_DEFINE("a run saved before its first lagged mask resumes", Backend,
+                          checkpoint_13) {
+  for (int const lag : {1, 2, 3}) {
+    auto o = checkpoint_options(lag);
+    o.first = first_mask::statistic;
+    o.density_ramp_steps = 0;
+    layout const l(130, 2, layout_options{.alignment = 1});
+    Backend::ranks(2, [&](auto& comm) {
+      sparse_rig_on<Backend, adams> whole(comm, l, o), resumed(comm, l, o);
+      auto const fresh = whole.saved();
+      for (int saved = 0; saved <= lag; ++saved) {
+        CAPTURE(saved);
+        whole.load(fresh);
+        train(whole, comm.rank(), 0, saved);
+        resumed.set_weights(whole.current_weights());
+        resumed.load(whole.saved());
+        for (int t = saved; t < saved + lag + 2; ++t) {
+          auto const gradient = normal_gradient(21, comm.rank(), t, l.size());
+          CHECK(resumed.step(gradient).density == whole.step(gradient).density);
+          CHECK(resumed.state() == whole.state());
+        }
+      }
+    });
+  }
+}
+
 }  // namespace scape::testing

@@ -463,6 +463,7 @@ TEST_CASE_TEMPLATE_DEFINE("an Inf or NaN on one rank is skipped by all and leave
     for (int const lag : {0, 1, 2}) {
       auto o = sparse_optimizer_options::staleness_aware(0.1);
       o.lag = lag;
+      o.first = variant % 4 < 2 ? first_mask::dense : first_mask::statistic;
       o.clip_norm = 1;
       o.clip =
           variant++ % 2 == 0 ? scape::clip_scope::own_gradient : scape::clip_scope::mean_square;

@@ -19,3 +19,4 @@ TEST_CASE_TEMPLATE_INVOKE(checkpoint_9, nccl_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_10, nccl_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_11, nccl_backend);
 TEST_CASE_TEMPLATE_INVOKE(checkpoint_12, nccl_backend);
+TEST_CASE_TEMPLATE_INVOKE(checkpoint_13, nccl_backend);

@@ -194,8 +194,8 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
 
   //! Whether every step from now on sends equally many values, so that it can be captured.
   [[nodiscard]] bool settled() const noexcept {
-    return call_ >=
-           std::max({detail::dense_steps(options_), options_.density_ramp_steps, restored_until_});
+    return call_ >= std::max({detail::dense_steps(options_), std::int64_t{options_.lag},
+                              options_.density_ramp_steps, restored_until_});
   }
   //! The number of different steps, as far as the masks' memory goes.
   [[nodiscard]] std::int64_t slots() const noexcept {
@@ -524,9 +524,11 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
       return masks_.global(call_);
     }
     layout_.plan(options_.density, options_.ramp(call_), plan_);
-    if (options_.lag == 0 || call_ < options_.lag) make_mask(ctx, call_, pending, accumulated);
-    if (call_ < restored_until_)
+    if (options_.lag == 0 || call_ < options_.lag) {
+      make_mask(ctx, call_, pending, accumulated);
+    } else if (call_ < restored_until_) {
       plan_ = restored_plans_[at(call_ + options_.lag - restored_until_)];
+    }
     return masks_.wait(ctx, call_);
   }
 

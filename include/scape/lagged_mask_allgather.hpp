@@ -138,6 +138,11 @@ class lagged_mask_allgather {
     return std::ranges::any_of(in_flight_, [](auto const& f) { return f.handle.has_value(); });
   }
 
+  //! Gives up what is in flight. Without it, these masks are undefined.
+  void forget() noexcept {
+    for (auto& f : in_flight_) f.handle.reset();
+  }
+
   //! Completes everything in flight.
   void wait_all(context_type const& ctx) {
     for (std::int64_t s = 0; s < slots(lag_); ++s) wait(ctx, s);

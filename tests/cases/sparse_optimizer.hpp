@@ -647,6 +647,9 @@ TEST_CASE_TEMPLATE_DEFINE("wrong options and arguments are refused and change no
     typename Backend::buffer const storage(optimizer::storage_bytes(l, good));
     CHECK(rejects([&] { optimizer(comm, layout(100, 3), good, storage.bytes()); },
                   {"sparse_optimizer", "size is 2", "expected 3"}));
+    layout const huge((std::int64_t{1} << 61) - 1, 1);  // its bytes do not fit in 64 bits
+    CHECK(optimizer::storage_bytes(huge, good) == std::numeric_limits<std::size_t>::max());
+    CHECK(optimizer::scratch_bytes(huge, good) == std::numeric_limits<std::size_t>::max());
     auto const short_storage = storage.bytes().first(storage.bytes().size() / 2);
     CHECK(rejects([&] { optimizer(comm, l, good, short_storage); },
                   {"sparse_optimizer", std::to_string(short_storage.size()) + " bytes"}));
@@ -694,9 +697,9 @@ TEST_CASE_TEMPLATE_DEFINE("wrong options and arguments are refused and change no
 TEST_CASE_TEMPLATE_DEFINE("memory at any misalignment is enough", Backend, sparse_optimizer_19) {
   layout const l(130, 2, layout_options{.alignment = 1});
   auto const o = sparse_optimizer_options::staleness_aware(0.1);
-  Backend::ranks(2, [&](auto& comm) {
-    using optimizer = sparse_optimizer<adamw, typename Backend::communicator>;
-    for (std::size_t const shift : {1U, 4U, 100U, 255U}) {
+  for (std::size_t const shift : {1U, 4U, 100U, 255U}) {
+    Backend::ranks(2, [&](auto& comm) {
+      using optimizer = sparse_optimizer<adamw, typename Backend::communicator>;
       sparse_rig_on<Backend, adamw> aligned(comm, l, o), r(comm, l, o);
       typename Backend::buffer const storage(optimizer::storage_bytes(l, o) + shift);
       typename Backend::buffer const scratch(optimizer::scratch_bytes(l, o) + shift);
@@ -710,8 +713,8 @@ TEST_CASE_TEMPLATE_DEFINE("memory at any misalignment is enough", Backend, spars
         aligned.step(gradient);
         CHECK(same_bits(r.current_weights(), aligned.current_weights()));
       }
-    }
-  });
+    });
+  }
 }
 
 }  // namespace scape::testing

@@ -389,6 +389,23 @@ TEST_CASE("operations are captured and replayed") {
   });
 }
 
+TEST_CASE("failure: an invalidated capture does not end the communicator") {
+  on_ranks(std::min(2, devices()), relaxed, [](comm_t& comm, scape::cuda_context const& ctx) {
+    device_array<float> const x(data_of<float>(comm.rank(), 20));
+    CHECK(cudaStreamBeginCapture(ctx.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CHECK(rejects([&] { comm.synchronize(ctx); }, {"synchronize", "being captured"}));
+    comm.all_reduce(ctx, x.view(), x.span()).wait(ctx);
+    CHECK(cudaStreamSynchronize(ctx.stream) != cudaSuccess);
+    CHECK(rejects([&] { comm.all_reduce(ctx, x.view(), x.span()).wait(ctx); },
+                  {"all_reduce", "invalidated"}));
+    CHECK(rejects([&] { comm.synchronize(ctx); }, {"synchronize", "invalidated"}));
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamEndCapture(ctx.stream, &graph) == cudaErrorStreamCaptureInvalidated);
+    CHECK(flag_of(comm) == 0);
+    meet(comm, ctx);
+  });
+}
+
 TEST_CASE("a trainer's communicator is used and left alone") {
   int const ranks = std::min(3, devices());
   for (int const blocking : {0, 1}) {

@@ -6,17 +6,22 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <scape/optim/sparse_optimizer.cuh>
 
+#include "support/counting_communicator.hpp"
 #include "support/cuda_rig.cuh"
 #include "support/nccl_backend.cuh"
 #include "support/optimizer_rig.hpp"
@@ -266,6 +271,119 @@ TEST_CASE("captured steps replay with the bits of enqueued ones") {
   }
 }
 
+TEST_CASE("nothing that waits is allowed in a capture, and nothing is changed by it") {
+  layout const l(300, 1);
+  nccl_backend::ranks(1, [&](auto& comm) {
+    device_rig<adams> r(comm, l, options_of(1));
+    dense_rig_on<nccl_backend, adams> dense(comm, l, options_of(1));
+    for (int t = 0; t < 3; ++t) r.step(normal_gradient(6, 0, t, 300));
+    dense.step(normal_gradient(6, 0, 0, 300));
+    auto const before = r.state();
+    auto const file = r.saved(), dense_file = dense.saved();
+    std::vector<float> residual(300);
+    cudaGraph_t graph = nullptr;
+    for (auto const* ctx : {&r.ctx, &dense.ctx}) {
+      auto& opt = r.optimizer;
+      detail::check_cuda(cudaStreamBeginCapture(ctx->stream, cudaStreamCaptureModeThreadLocal),
+                         "test", "begin");
+      CHECK(rejects([&] { comm.synchronize(*ctx); }, {"synchronize", "captured"}));
+      if (ctx == &r.ctx) {
+        CHECK(rejects([&] { opt.synchronize(*ctx); }, {"sparse_optimizer", "captured"}));
+        CHECK(rejects([&] { static_cast<void>(opt.report(*ctx)); }, {"captured"}));
+        CHECK(rejects([&] { opt.copy_residual(*ctx, residual); }, {"captured"}));
+        CHECK(rejects([&] { static_cast<void>(r.saved()); }, {"captured"}));
+        CHECK(rejects([&] { r.load(file); }, {"sparse_optimizer::load", "captured"}));
+      } else {
+        CHECK(rejects([&] { static_cast<void>(dense.saved()); }, {"dense_optimizer", "captured"}));
+        CHECK(rejects([&] { dense.load(dense_file); }, {"dense_optimizer::load", "captured"}));
+      }
+      CHECK(cudaStreamEndCapture(ctx->stream, &graph) == cudaSuccess);
+      cudaGraphDestroy(graph);
+    }
+    CHECK(r.state() == before);
+    CHECK(dense.saved() == dense_file);
+    r.step(normal_gradient(6, 0, 3, 300));
+    CHECK(r.steps() == 4);
+  });
+}
+
+namespace {
+
+//! Does in a reduce-scatter what invalidates a capture.
+struct spoiling_communicator : counting_communicator<nccl_communicator> {
+  using counting_communicator::counting_communicator;
+  bool spoils = false;
+
+  template <class T, class Op = std::plus<>>
+  nccl_handle reduce_scatter(cuda_context const& ctx, std::type_identity_t<std::span<T const>> send,
+                             std::span<T> recv, std::span<std::int64_t const> counts, Op op = {}) {
+    if (spoils) cudaStreamSynchronize(ctx.stream);
+    return counting_communicator::reduce_scatter(ctx, send, recv, counts, op);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("failure: a capture that was invalidated leaves the optimizer as it was") {
+  layout const l(300, 1);
+  for (int const lag : {0, 1, 2}) {
+    for (bool const offload : {false, true}) {
+      nccl_backend::ranks(1, [&](auto& inner) {
+        spoiling_communicator comm(inner);
+        auto o = options_of(lag);
+        o.statistic = statistic_kind::literal;  // its masks are on their way in the reduce-scatter
+        o.offload_residual = offload;
+        o.offload_chunk = 70;
+        cuda_rig<sparse_optimizer<adams, spoiling_communicator>> r(comm, l, o);
+        device_rig<adams> undisturbed(inner, l, o);
+        device_copy<float> const gradient(normal_gradient(6, 0, 0, 300));
+        std::span<float const> const g = gradient.span();
+        for (int t = 0; t < 4; ++t) {
+          r.step(normal_gradient(6, 0, t, 300));
+          undisturbed.step(normal_gradient(6, 0, t, 300));
+        }
+        auto const capture = [&](bool before, std::initializer_list<std::string_view> text) {
+          cudaStreamBeginCapture(r.ctx.stream, cudaStreamCaptureModeThreadLocal);
+          if (before) cudaStreamSynchronize(r.ctx.stream);
+          comm.spoils = !before;
+          CHECK(raises<error>([&] { r.optimizer.step(r.ctx, r.weights.span(), g); }, text));
+          comm.spoils = false;
+          cudaGraph_t graph = nullptr;
+          CHECK(cudaStreamEndCapture(r.ctx.stream, &graph) == cudaErrorStreamCaptureInvalidated);
+        };
+        capture(true, {"sparse_optimizer::step", "invalidated"});
+        capture(false, {"nvalidated"});
+        CHECK(r.state() == undisturbed.state());
+        for (int t = 4; t < 8; ++t) {
+          r.step(normal_gradient(6, 0, t, 300));
+          undisturbed.step(normal_gradient(6, 0, t, 300));
+          CHECK(r.state() == undisturbed.state());
+        }
+        CHECK(r.saved() == undisturbed.saved());
+      });
+    }
+  }
+}
+
+TEST_CASE("failure: what earlier calls left for cudaGetLastError does not matter") {
+  layout const l(300, 1);
+  auto const o = options_of(1);
+  nccl_backend::ranks(1, [&](auto& comm) {
+    using optimizer = sparse_optimizer<adams, nccl_communicator>;
+    device_rig<adams> r(comm, l, o);
+    auto const bytes = optimizer::scratch_bytes(l, o);
+    auto const stale = [] {
+      void* none = nullptr;
+      return cudaMalloc(&none, std::size_t{1} << 60) == cudaErrorMemoryAllocation;
+    };
+    CHECK(stale());
+    CHECK(optimizer::scratch_bytes(l, o) == bytes);
+    CHECK(stale());
+    r.step(normal_gradient(6, 0, 0, 300));
+    CHECK(r.steps() == 1);
+  });
+}
+
 TEST_CASE("after the first steps a step neither allocates nor waits nor reads device memory") {
   for (int const lag : {0, 1, 2}) {
     for (bool const offload : {false, true}) {
@@ -374,6 +492,8 @@ TEST_CASE("gradients of CUDA's own 16-bit floats") {
 TEST_CASE("wrong arguments are refused before anything is enqueued") {
   layout const l(300, 1);
   nccl_backend::ranks(1, [&](auto& comm) {
+    using optimizer = sparse_optimizer<adams, nccl_communicator>;
+    using dense = dense_optimizer<adams, nccl_communicator>;
     device_rig<adams> r(comm, l, options_of(1));
     device_copy<float> const gradient(normal_gradient(6, 0, 0, 300));
     std::span<float const> const g = gradient.span();
@@ -389,13 +509,52 @@ TEST_CASE("wrong arguments are refused before anything is enqueued") {
     if (nccl_backend::has_ranks(2)) {
       cudaSetDevice(1);
       CHECK(rejects([&] { opt.step(r.ctx, w, g, {}); }, {"current device is 1, expected 0"}));
+      CHECK(rejects([&] { optimizer(comm, l, options_of(1), r.storage.bytes()); },
+                    {"sparse_optimizer", "current device is 1, expected 0"}));
+      CHECK(rejects([&] { dense(comm, l, options_of(1), r.storage.bytes()); },
+                    {"dense_optimizer", "current device is 1, expected 0"}));
       cudaSetDevice(0);
     }
     CHECK(r.state() == before);
-    using optimizer = sparse_optimizer<adams, nccl_communicator>;
     CHECK(rejects([&] { optimizer(comm, l, options_of(1), r.storage.bytes().first(1000)); },
                   {"1000"}));
   });
+}
+
+TEST_CASE("failure: after one, the first load restores, also on a new communicator") {
+  if (!nccl_backend::has_ranks(2)) return;
+  layout const l(600, 2, layout_options{.alignment = 1});
+  auto o = options_of(2);
+  o.skip_nonfinite = false;  // so that masks are in flight when it shows
+  auto const first = nccl_unique_id(), second = nccl_unique_id();
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      cudaSetDevice(rank);
+      nccl_communicator comm(first, rank, 2, {.deadline = 2s});
+      device_rig<adams> r(comm, l, o);
+      for (int t = 0; t < 5; ++t) r.step(normal_gradient(6, rank, t, 600));
+      auto const file = r.saved();
+      auto const weights = r.current_weights();
+      auto const step = [&] { r.step(normal_gradient(6, rank, 5, 600)); };
+      step();
+      auto const want = r.state();
+      device_copy<float> const gradient(normal_gradient(6, rank, 6, 600));
+      r.optimizer.step(r.ctx, r.weights.span(), std::span<float const>(gradient.span()), {});
+      comm.abort("as the test wants it");
+      CHECK_THROWS_AS(step(), error);
+      CHECK_NOTHROW(r.load(file));
+      r.set_weights(weights);
+      CHECK_THROWS_AS(step(), error);
+      comm = nccl_communicator(second, rank, 2, {.deadline = 20s});
+      CHECK(raises<checkpoint_error>([&] { r.load("nonsense"); }, {"load"}));
+      CHECK_NOTHROW(r.load(file));
+      r.set_weights(weights);
+      step();
+      CHECK(r.state() == want);
+    });
+  }
+  for (auto& rank : ranks) rank.join();
 }
 
 TEST_CASE("failure: a rank that leaves while the first steps wait for its verdict") {

@@ -207,6 +207,8 @@ class nccl_operations {
   nccl_handle start(detail::caller who, cuda_context const& ctx, std::int64_t elements,
                     Call const& call) {
     engine().expect_here(who, ctx);
+    // NCCL would take an invalidated capture for a failure of the communicator.
+    static_cast<void>(detail::is_capturing(who, ctx.stream));
     engine().await_taken_up(who);
     if (elements == 0) return {};
     engine().start(who, call);
@@ -255,8 +257,6 @@ class nccl_communicator : public nccl_operations {
   static std::vector<nccl_communicator> all(std::span<int const> devices,
                                             nccl_options const& options = {}) {
     auto const size = static_cast<int>(devices.size());
-    std::vector<nccl_communicator> ranks;
-    ranks.reserve(devices.size());
     int present = 0;
     detail::check_cuda(cudaGetDeviceCount(&present), "nccl_communicator", "cudaGetDeviceCount");
     for (int r = 0; r < size; ++r) {
@@ -267,6 +267,8 @@ class nccl_communicator : public nccl_operations {
       });
     }
     auto const id = nccl_unique_id();
+    std::vector<nccl_communicator> ranks;
+    ranks.reserve(devices.size());
     nccl_group group;
     for (int r = 0; r < size; ++r) {
       detail::device_scope const device("nccl_communicator", devices[static_cast<std::size_t>(r)]);

@@ -74,22 +74,36 @@ inline void expect_current_device(caller who, cuda_context const& ctx) {
                "that is the device of the context's stream; call cudaSetDevice first");
 }
 
-//! The same, and the communicator's device too, if it has one.
+//! Throws unless the current device is the communicator's, if it has one.
 template <class C>
-void expect_device_of(caller who, cuda_context const& ctx, C const& comm) {
-  expect_current_device(who, ctx);
+void expect_device_of(caller who, C const& comm) {
   if constexpr (requires { comm.device(); }) {
-    int own = 0;
-    check_cuda(cudaGetDevice(&own), who, "cudaGetDevice");
-    expect_equal(who, "the communicator's device", comm.device(), own,
-                 "that is the device of the context's stream");
+    int current = 0;
+    check_cuda(cudaGetDevice(&current), who, "cudaGetDevice");
+    expect_equal(who, "the current device", current, comm.device(),
+                 "that is the communicator's device; call cudaSetDevice first");
   }
 }
 
+//! The same of the context's stream too.
+template <class C>
+void expect_device_of(caller who, cuda_context const& ctx, C const& comm) {
+  expect_current_device(who, ctx);
+  expect_device_of(who, comm);
+}
+
+//! Throws if the stream is in a capture that somebody's forbidden call has invalidated.
 inline bool is_capturing(caller who, cudaStream_t stream) {
   auto status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(stream, &status), who, "cudaStreamIsCapturing");
-  return status != cudaStreamCaptureStatusNone;
+  expect(status != cudaStreamCaptureStatusInvalidated, who,
+         "the capture of the stream was invalidated; end it first");
+  return status == cudaStreamCaptureStatusActive;
+}
+
+//! Throws if nothing on the stream can be waited for.
+inline void expect_no_capture(caller who, cudaStream_t stream) {
+  expect(!is_capturing(who, stream), who, "the stream is being captured; end the capture first");
 }
 
 //! An event without timing, for order between streams.

@@ -48,10 +48,12 @@ class dense_optimizer<Rule, C> {
         .bytes();
   }
 
-  //! `comm` and `storage` (zero-filled) must outlive the optimizer.
+  //! `comm`, whose device is the current one, and `storage` (zero-filled) must outlive the
+  //! optimizer.
   dense_optimizer(C& comm, layout layout, adam_options const& options, std::span<std::byte> storage)
       : comm_(&comm), layout_(std::move(layout)), options_(options) {
     auto const op = who("dense_optimizer");
+    detail::expect_device_of(op, comm);
     detail::expect_valid(op, options_);
     detail::expect_equal(op, "the communicator's size", comm.size(), layout_.shards(),
                          "a layout has one shard per rank");
@@ -176,6 +178,7 @@ class dense_optimizer<Rule, C> {
   template <class Read>
   void load_from(cuda_context const& ctx, Read const& read) {
     auto const op = who("dense_optimizer::load");
+    detail::expect_no_capture(op, ctx.stream);
     detail::check_cuda(cudaStreamSynchronize(ctx.stream), op, "cudaStreamSynchronize");
     std::vector<float> m(m_.size()), v(v_.size());
     auto const header =

@@ -101,8 +101,8 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
         .bytes();
   }
 
-  //! `comm` and the memory (zero-filled) must outlive the optimizer. The streams and the few bytes
-  //! of pinned memory it makes belong to the current device. CUDA may wait for other devices when
+  //! `comm` and the memory (zero-filled) must outlive the optimizer. The current device is the
+  //! communicator's, for the optimizer's own streams. CUDA may wait for other devices when
   //! such memory comes and goes: where ranks are threads of one process, make and destroy
   //! optimizers while no rank waits in a collective for another.
   sparse_optimizer(C& comm, layout layout, sparse_optimizer_options const& options,
@@ -132,50 +132,14 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     auto const op = who("sparse_optimizer::step");
     auto const capturing = check_step<Weight>(op, ctx, weights.size(), gradient.size());
     if (restored_) expect_same_step(ctx, op);
-    carver scratch(ctx.scratch, op);
-    auto const values = scratch.take<Wire>(layout_.max_shard_size());
-    auto const pending = scratch.take<mask_word>(layout_.words_per_shard());
-    broken_ = true;  // until everything is enqueued
-    if (options_.master_weights && !has_master_) take_master(op, ctx, weights);
-
-    auto inner = ctx;
-    inner.scratch = scratch.rest();
-    detail::cuda::guard_gradient(op, inner, *comm_, options_, gradient, state_);
-    detail::cuda::launch(op, ctx, detail::cuda::begin_step<detail::cuda::optimizer_state>, 1, 1,
-                         state_, static_cast<adam_options const&>(options_),
-                         options_.moment_scaling, options_.step_scaling, options_.tau_max,
-                         comm_->size());
-    if (!settled() && options_.skip_nonfinite) request_verdict(op, ctx);
-
-    report_ = step_report{};
-    report_.step = call_;
-    detail::cuda::accumulated_residual<Gradient> const accumulated{
-        gradient.data() + layout_.begin(rank()), own_residual(), state_};
-    auto const mask = current_mask(inner, pending, accumulated);
-    detail::cuda::mask_ranks const ranks(op, ctx, mask, layout_.words_per_shard(), scratch);
-    inner.scratch = scratch.rest();
-    if (options_.statistics && call_ > 0) {
-      detail::cuda::enqueue_overlap(op, ctx, mask, masks_.global(call_ - 1), state_);
+    broken_ = !capturing;  // until everything is enqueued; a capture that fails has run nothing
+    try {
+      enqueue_step(op, ctx, weights, gradient);
+      if (capturing) masks_.wait_all(ctx);
+    } catch (...) {
+      if (capturing) forget_capture();
+      throw;
     }
-    if (options_.lag > 0 && before_send()) {
-      make_mask(inner, call_ + options_.lag, pending, accumulated);
-    }
-    auto const own = values.first(at(plan_.counts[at(rank())]));
-    reduce_scatter(op, inner, ranks, gradient, own);
-    rebuild(op, inner, ranks, std::span<Wire const>(own), weights);
-    {
-      detail::cuda::nvtx_range const all_gather("sparse_all_gather");
-      carver packed(inner.scratch, op);
-      detail::cuda::all_gather_packed(op, inner, *comm_, layout_, plan_, ranks,
-                                      packed.take<Weight>(plan_.total()), weights.data(),
-                                      {&state_->skipped, detail::cuda::failure_flag_of(*comm_)});
-    }
-    if (options_.lag > 0 && !before_send()) {
-      make_mask(inner, call_ + options_.lag, pending, detail::cuda::kept_residual{own_residual()});
-    }
-    detail::cuda::launch(op, ctx, detail::cuda::end_step<detail::cuda::optimizer_state>, 1, 1,
-                         state_);
-    if (capturing) masks_.wait_all(ctx);
     finish_report(sizeof(Weight));
     ++call_;
     warm_ = true;
@@ -211,6 +175,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   void synchronize(cuda_context const& ctx) {
     auto const op = who("sparse_optimizer::synchronize");
     detail::expect_device_of(op, ctx, *comm_);
+    detail::expect_no_capture(op, ctx.stream);
     learn_verdict();
     try {
       masks_.wait_all(ctx);
@@ -246,6 +211,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   void copy_residual(cuda_context const& ctx, std::span<float> out) {
     auto const op = who("sparse_optimizer::copy_residual");
     detail::expect_equal(op, "the length of the output", std::ssize(out), layout_.size());
+    detail::expect_no_capture(op, ctx.stream);
     if (!broken_) synchronize(ctx);
     detail::check_cuda(cudaStreamSynchronize(ctx.stream), op, "cudaStreamSynchronize");
     copy_residual(op, out, [](auto* host, auto* own) { return std::pair(host, own); });
@@ -259,7 +225,8 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
     return masks_.global(std::max<std::int64_t>(call_ - 1, 0));
   }
 
-  //! As on the host. Both synchronize.
+  //! As on the host. Both synchronize. load() asks nothing of the communicator: it works after a
+  //! failure, and once another communicator was assigned to the failed one.
   void save(cuda_context const& ctx, std::ostream& out) {
     auto const op = who("sparse_optimizer::save");
     expect_intact(op);
@@ -290,8 +257,11 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   template <class Read>
   void load_from(cuda_context const& ctx, Read const& read) {
     auto const op = who("sparse_optimizer::load");
-    masks_.wait_all(ctx);
-    detail::check_cuda(cudaStreamSynchronize(ctx.stream), op, "cudaStreamSynchronize");
+    detail::expect_no_capture(op, ctx.stream);
+    masks_.forget();  // the communicator may have failed, or be another one by now
+    for (auto const stream : {ctx.stream, side_.get()}) {
+      detail::check_cuda(cudaStreamSynchronize(stream), op, "cudaStreamSynchronize");
+    }
     host_copy copy(*this);
     auto const header =
         read(op, detail::identity<Rule>(*comm_, layout_, options_), copy.sections());
@@ -314,7 +284,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
 
   sparse_optimizer(C& comm, layout&& layout, sparse_optimizer_options const& options, carver memory,
                    carver pinned, Statistic&& statistic)
-      : comm_(&comm),
+      : comm_(on_its_device(comm)),
         layout_(std::move(layout)),
         options_(detail::checked(comm, layout_, options)),
         statistic_(std::move(statistic)),
@@ -351,6 +321,10 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
 
   static detail::caller caller_of(C const& comm) {
     return {"sparse_optimizer", comm.rank(), comm.size()};
+  }
+  static C* on_its_device(C& comm) {
+    detail::expect_device_of(caller_of(comm), comm);
+    return &comm;
   }
   static std::int64_t chunk_size(layout const& layout, sparse_optimizer_options const& options) {
     return std::min(options.offload_chunk, std::max<std::int64_t>(layout.size(), 1));
@@ -458,6 +432,57 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
       learn_verdict();
     }
     return capturing;
+  }
+
+  template <class Weight, class Gradient>
+  void enqueue_step(detail::caller op, cuda_context const& ctx, std::span<Weight> weights,
+                    std::span<Gradient const> gradient) {
+    carver scratch(ctx.scratch, op);
+    auto const values = scratch.take<Wire>(layout_.max_shard_size());
+    auto const pending = scratch.take<mask_word>(layout_.words_per_shard());
+    if (options_.master_weights && !has_master_) take_master(op, ctx, weights);
+
+    auto inner = ctx;
+    inner.scratch = scratch.rest();
+    detail::cuda::guard_gradient(op, inner, *comm_, options_, gradient, state_);
+    detail::cuda::launch(op, ctx, detail::cuda::begin_step<detail::cuda::optimizer_state>, 1, 1,
+                         state_, static_cast<adam_options const&>(options_),
+                         options_.moment_scaling, options_.step_scaling, options_.tau_max,
+                         comm_->size());
+    if (!settled() && options_.skip_nonfinite) request_verdict(op, ctx);
+
+    report_ = step_report{};
+    report_.step = call_;
+    detail::cuda::accumulated_residual<Gradient> const accumulated{
+        gradient.data() + layout_.begin(rank()), own_residual(), state_};
+    auto const mask = current_mask(inner, pending, accumulated);
+    detail::cuda::mask_ranks const ranks(op, ctx, mask, layout_.words_per_shard(), scratch);
+    inner.scratch = scratch.rest();
+    if (options_.statistics && call_ > 0) {
+      detail::cuda::enqueue_overlap(op, ctx, mask, masks_.global(call_ - 1), state_);
+    }
+    if (options_.lag > 0 && before_send()) {
+      make_mask(inner, call_ + options_.lag, pending, accumulated);
+    }
+    auto const own = values.first(at(plan_.counts[at(rank())]));
+    reduce_scatter(op, inner, ranks, gradient, own);
+    rebuild(op, inner, ranks, std::span<Wire const>(own), weights);
+    {
+      detail::cuda::nvtx_range const all_gather("sparse_all_gather");
+      carver packed(inner.scratch, op);
+      detail::cuda::all_gather_packed(op, inner, *comm_, layout_, plan_, ranks,
+                                      packed.take<Weight>(plan_.total()), weights.data(),
+                                      {&state_->skipped, detail::cuda::failure_flag_of(*comm_)});
+    }
+    if (options_.lag > 0 && !before_send()) {
+      make_mask(inner, call_ + options_.lag, pending, detail::cuda::kept_residual{own_residual()});
+    }
+    detail::cuda::launch(op, ctx, detail::cuda::end_step<detail::cuda::optimizer_state>, 1, 1,
+                         state_);
+  }
+  void forget_capture() noexcept {
+    masks_.forget();
+    if (offload_) offload_->forget();
   }
 
   //! Has the host told whether this step is skipped.

@@ -91,6 +91,7 @@ inline void write_state(caller who, optimizer_state* state, checkpoint_header co
 //! Waits for the stream as long as the communicator thinks fit, if it has an opinion.
 template <class C>
 void synchronize(caller who, cuda_context const& ctx, C& comm) {
+  expect_no_capture(who, ctx.stream);
   if constexpr (requires { comm.synchronize(ctx); }) {
     comm.synchronize(ctx);
   } else {

@@ -57,6 +57,10 @@ class residual_offload {
       slot.used = false;
     }
   }
+  //! After a capture that failed, in which nothing ran.
+  void forget() noexcept {
+    for (auto& slot : slots_) slot.used = false;
+  }
 
  private:
   struct chunk_buffer {

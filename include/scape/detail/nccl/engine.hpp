@@ -146,6 +146,7 @@ class nccl_engine {
   void synchronize(cuda_context const& ctx) {
     caller const who = name("synchronize");
     expect_here(who, ctx);
+    expect_no_capture(who, ctx.stream);
     try {
       await_taken_up(who);
       auto work = cudaErrorNotReady;

@@ -577,12 +577,14 @@ TEST_CASE("failure: an exception destroys a communicator") {
 }
 
 TEST_CASE("failure: ranks disagree about the count") {
+  if (devices() < 2) return;
   on_ranks(std::min(3, devices()), strict, [](comm_t& comm, scape::cuda_context const& ctx) {
     check_fails<scape::error>(comm, ctx, [&] { meet(comm, ctx, 10 + comm.rank()); });
   });
 }
 
 TEST_CASE("failure: a peer is late") {
+  if (devices() < 2) return;
   std::atomic<int> waiting = std::min(3, devices()) - 1;
   on_ranks(waiting + 1, strict, [&](comm_t& comm, scape::cuda_context const& ctx) {
     meet(comm, ctx);
@@ -607,6 +609,7 @@ TEST_CASE("failure: work before an operation takes too long") {
 }
 
 TEST_CASE("failure: another thread aborts while one waits") {
+  if (devices() < 2) return;
   on_ranks(std::min(2, devices()), relaxed, [](comm_t& comm, scape::cuda_context const& ctx) {
     if (comm.rank() == 1) {
       check_fails<scape::peer_error>(comm, ctx, [&] {
@@ -653,6 +656,7 @@ TEST_CASE("failure: a CUDA error in a host function of the stream") {
 }
 
 TEST_CASE("failure: a graph outlives its communicator's failure") {
+  if (devices() < 2) return;
   on_ranks(std::min(2, devices()), strict, [](comm_t& comm, scape::cuda_context const& ctx) {
     device_array<float> const x(16);
     cudaGraph_t graph = nullptr;
@@ -674,6 +678,7 @@ TEST_CASE("failure: a graph outlives its communicator's failure") {
 }
 
 TEST_CASE("failure: a trainer's communicator is not aborted") {
+  if (devices() < 2) return;
   auto const id = scape::nccl_unique_id();
   std::atomic<bool> seen = false;
   on_devices(std::min(2, devices()), [&](int r) {
@@ -701,6 +706,7 @@ TEST_CASE("failure: a trainer's communicator is not aborted") {
 }
 
 TEST_CASE("failure: a rank's process is killed") {
+  if (devices() < 2) return;
   int const ranks = std::min(3, devices());
   auto const statuses = run_processes("die", ranks, scape::nccl_unique_id());
   for (int r = 0; r < ranks; ++r) {
@@ -711,6 +717,7 @@ TEST_CASE("failure: a rank's process is killed") {
 }
 
 TEST_CASE("failure: a kernel faults") {
+  if (devices() < 2) return;
   int const ranks = std::min(2, devices());
   for (int const status : run_processes("fault", ranks, scape::nccl_unique_id())) {
     CHECK(status == 0);

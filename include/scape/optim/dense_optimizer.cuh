@@ -81,20 +81,21 @@ class dense_optimizer<Rule, C> {
   //! anything is enqueued.
   template <class Gradient>
   step_report const& step(cuda_context const& ctx, std::span<float> weights,
-                          std::span<Gradient const> gradient) {
+                          std::span<Gradient> gradient) {
     detail::cuda::nvtx_range const range("dense_optimizer::step");
     auto const op = who("dense_optimizer::step");
+    std::span<Gradient const> const read = gradient;
     check_step(op, ctx, std::ssize(weights), std::ssize(gradient));
     carver scratch(ctx.scratch, op);
     auto const sent = scratch.take<float>(layout_.size());
     auto const sums = scratch.take<float>(layout_.max_shard_size()).first(m_.size());
     auto inner = ctx;
     inner.scratch = scratch.rest();
-    detail::cuda::guard_gradient(op, inner, *comm_, options_, gradient, state_);
+    detail::cuda::guard_gradient(op, inner, *comm_, options_, read, state_);
     detail::cuda::launch(op, ctx, detail::cuda::begin_step<detail::cuda::optimizer_state>, 1, 1,
                          state_, options_, age_scaling::none, age_scaling::none, 0.0F,
                          comm_->size());
-    detail::cuda::enqueue_scale(op, ctx, gradient, sent.data(), state_);
+    detail::cuda::enqueue_scale(op, ctx, read, sent.data(), state_);
     detail::cuda::enqueue_mark(op, ctx, sums);
     comm_->reduce_scatter(ctx, std::span<float const>(sent), sums, counts_, std::plus<>())
         .wait(ctx);
@@ -119,7 +120,7 @@ class dense_optimizer<Rule, C> {
   //! The same after set_arguments(ctx, arguments).
   template <class Gradient>
   step_report const& step(cuda_context const& ctx, std::span<float> weights,
-                          std::span<Gradient const> gradient, step_arguments const& arguments) {
+                          std::span<Gradient> gradient, step_arguments const& arguments) {
     check_step(who("dense_optimizer::step"), ctx, std::ssize(weights), std::ssize(gradient));
     set_arguments(ctx, arguments);
     return step(ctx, weights, gradient);

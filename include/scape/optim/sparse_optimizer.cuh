@@ -127,14 +127,14 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   //! bytes; what the device knows is in report(ctx).
   template <class Weight, class Gradient>
   step_report const& step(cuda_context const& ctx, std::span<Weight> weights,
-                          std::span<Gradient const> gradient) {
+                          std::span<Gradient> gradient) {
     detail::cuda::nvtx_range const range("sparse_optimizer::step");
     auto const op = who("sparse_optimizer::step");
     auto const capturing = check_step<Weight>(op, ctx, weights.size(), gradient.size());
     if (restored_) expect_same_step(ctx, op);
     broken_ = !capturing;  // until everything is enqueued; a capture that fails has run nothing
     try {
-      enqueue_step(op, ctx, weights, gradient);
+      enqueue_step(op, ctx, weights, std::span<Gradient const>(gradient));
       if (capturing) masks_.wait_all(ctx);
     } catch (...) {
       if (capturing) forget_capture();
@@ -150,7 +150,7 @@ class sparse_optimizer<Rule, C, Wire, Statistic> {
   //! The same after set_arguments(ctx, arguments).
   template <class Weight, class Gradient>
   step_report const& step(cuda_context const& ctx, std::span<Weight> weights,
-                          std::span<Gradient const> gradient, step_arguments const& arguments) {
+                          std::span<Gradient> gradient, step_arguments const& arguments) {
     check_step<Weight>(who("sparse_optimizer::step"), ctx, weights.size(), gradient.size());
     set_arguments(ctx, arguments);
     return step(ctx, weights, gradient);

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "options.hpp"
-#include "sweep.hpp"
 #include "support/table.hpp"
+#include "sweep.hpp"
 
 namespace scaling {
 

@@ -57,7 +57,7 @@ class temporary_folder {
 
 options parse(std::vector<char const*> arguments) {
   arguments.insert(arguments.begin(), "train_gpt");
-  return parse_options(static_cast<int>(arguments.size()), arguments.data()).value();
+  return parse_options(static_cast<int>(arguments.size()), arguments.data());
 }
 
 std::string message_of(std::vector<char const*> const& arguments) {

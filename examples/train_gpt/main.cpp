@@ -9,11 +9,16 @@
 #include <atomic>
 #include <csignal>
 #include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "corpus.hpp"
 #include "files.hpp"
 #include "options.hpp"
+#include "rank_group.hpp"
 #include "report.hpp"
 #include "summary.hpp"
 #include "trainer.hpp"
@@ -65,36 +70,83 @@ void write_results(options const& o, std::vector<run_result> const& results) {
   write_atomically(o.out / "report.html", report_html(o, results));
 }
 
-int train_all(options const& o, corpus const& text, std::vector<checkpoint> points) {
+int train_all(options const& o, corpus const& text, std::vector<checkpoint> points,
+              rank_group& ranks) {
+  bool const prints = ranks.process() == 0;
   std::vector<run_result> results;
-  for (std::size_t i = 0; i < o.runs.size() && (i == 0 || !stop_requested); ++i) {
+  // Whether a run has finished is the same in all processes; whether a signal came is not.
+  for (std::size_t i = 0; i < o.runs.size() && (i == 0 || results.back().finished); ++i) {
     auto title = fmt::format("[{}/{}] {}", i + 1, o.runs.size(), o.runs[i].label);
-    results.push_back(train(o, text, o.runs[i], std::move(points[i]), title, stop_requested));
-    write_results(o, results);
+    results.push_back(
+        train(o, text, o.runs[i], std::move(points[i]), title, stop_requested, ranks));
+    if (prints) write_results(o, results);
   }
-  fmt::print("{}\nReport: {}\n", text_table(summarise(results)), (o.out / "report.html").string());
-  if (results.size() == o.runs.size() && results.back().finished) return 0;
-  fmt::print(stderr, "train_gpt: interrupted; the same command with --resume goes on from here\n");
+  if (prints) {
+    fmt::print("{}\nReport: {}\n", text_table(summarise(results)),
+               (o.out / "report.html").string());
+  }
+  if (results.back().finished) return 0;
+  if (prints) {
+    fmt::print(stderr,
+               "train_gpt: interrupted; the same command with --resume goes on from here\n");
+  }
   return exit_interrupted;
+}
+
+// A request without mistakes, with all that it needs.
+struct job {
+  options o;
+  corpus text;
+  std::vector<checkpoint> points;
+};
+
+job prepare(int argc, char const* const* argv, rank_group const& ranks) {
+  auto o = parse_options(argc, argv, ranks.processes());
+  corpus text(o.corpus);
+  check_size(text, o);
+  auto points = starting_points(o, text);
+  if (ranks.process() == 0)
+    prepare_folder(o.out);
+  else
+    o.quiet = true;
+  return {std::move(o), std::move(text), std::move(points)};
+}
+
+int run(int argc, char const* const* argv, rank_group& ranks) {
+  std::optional<job> work;
+  std::string mistake;
+  try {
+    work = prepare(argc, argv, ranks);
+  } catch (help_request const& help) {
+    if (ranks.process() == 0) fmt::print("{}", help.what());
+    return 0;
+  } catch (usage_error const& e) {
+    mistake = e.what();
+  }
+  if (auto const first = ranks.first_with(!work)) {
+    if (ranks.process() == *first) fmt::print(stderr, "train_gpt: {}\n", mistake);
+    return exit_usage;
+  }
+  handle_signals();
+  return train_all(work->o, work->text, std::move(work->points), ranks);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::unique_ptr<rank_group> ranks;
   try {
-    auto const o = parse_options(argc, argv);
-    if (!o) return 0;
-    corpus const text(o->corpus);
-    check_size(text, *o);
-    auto points = starting_points(*o, text);
-    prepare_folder(o->out);
-    handle_signals();
-    return train_all(*o, text, std::move(points));
+    ranks = requested_comm(argc, argv) == comm_kind::mpi ? make_mpi_ranks(argc, argv)
+                                                         : make_thread_ranks();
+    return run(argc, argv, *ranks);
   } catch (usage_error const& e) {
     fmt::print(stderr, "train_gpt: {}\n", e.what());
     return exit_usage;
   } catch (std::exception const& e) {
-    fmt::print(stderr, "train_gpt: {}\n", e.what());
+    bool const several = ranks != nullptr && ranks->processes();
+    fmt::print(stderr, "train_gpt: {}{}\n",
+               several ? fmt::format("rank {}: ", ranks->process()) : "", e.what());
+    if (ranks != nullptr) ranks->abort(e.what());
     return exit_failure;
   }
 }

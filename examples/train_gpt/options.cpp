@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <numbers>
 
@@ -110,12 +111,24 @@ void check_devices(options const& o) {
   }
 }
 
-void check(options const& o, request const& r) {
+// One rank per process.
+void check_processes(options const& o, std::optional<int> processes) {
+  if (!processes) return;
+  if (o.ranks != *processes) {
+    throw usage_error(fmt::format(
+        "--comm mpi: --ranks is {}, the number of processes {}; leave --ranks out or start as many",
+        o.ranks, *processes));
+  }
+  if (o.device == device_kind::cuda) throw usage_error("--device cuda needs --comm threads");
+}
+
+void check(options const& o, request const& r, std::optional<int> processes) {
   require_at_least("--layers", o.shape.layers, std::int64_t{1});
   require_at_least("--width", o.shape.width, std::int64_t{1});
   require_at_least("--heads", o.shape.heads, std::int64_t{1});
   require_at_least("--context", o.shape.context, std::int64_t{1});
   require_in("--ranks", o.ranks, 1, 1024);
+  check_processes(o, processes);
   check_devices(o);
   require_at_least("--batch", o.batch, std::int64_t{1});
   require_in("--steps", static_cast<double>(o.steps), 1, 1e8);
@@ -144,6 +157,27 @@ void check(options const& o, request const& r) {
   }
 }
 
+// What the launchers of Open MPI and of MPICH and its kin tell every process.
+bool is_one_of_several() {
+  for (char const* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    char const* const size = std::getenv(name);
+    if (size != nullptr && std::atoi(size) > 1) return true;
+  }
+  return false;
+}
+
+CLI::Option* add_comm(CLI::App& app, comm_kind& comm) {
+  std::map<std::string, comm_kind> const comms{{"threads", comm_kind::threads},
+                                               {"mpi", comm_kind::mpi}};
+  return app
+      .add_option_function<std::string>(
+          "--comm", [&comm, comms](std::string const& name) { comm = comms.at(name); },
+          "what the ranks are: threads of this process, or the processes that an mpi launcher "
+          "started [mpi if it started several]")
+      ->check(CLI::IsMember(comms))
+      ->take_last();
+}
+
 }  // namespace
 
 double options::learning_rate(run_spec const& run, std::int64_t step) const {
@@ -154,14 +188,28 @@ double options::learning_rate(run_spec const& run, std::int64_t step) const {
   return run.lr * (0.55 + 0.45 * std::cos(std::numbers::pi * progress));
 }
 
-std::optional<options> parse_options(int argc, char const* const* argv) {
+comm_kind requested_comm(int argc, char const* const* argv) {
+  auto comm = is_one_of_several() ? comm_kind::mpi : comm_kind::threads;
+  CLI::App app;
+  app.allow_extras()->set_help_flag();
+  add_comm(app, comm);
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::ParseError const&) {  // parse_options tells
+  }
+  return comm;
+}
+
+options parse_options(int argc, char const* const* argv, std::optional<int> processes) {
   options o;
   request r;
+  o.comm = processes ? comm_kind::mpi : comm_kind::threads;
+  o.ranks = processes.value_or(o.ranks);
   o.corpus = SCAPE_TRAIN_GPT_CORPUS;
   for (int i = 0; i < argc; ++i) (o.command += i == 0 ? "" : " ") += argv[i];
 
   CLI::App app(
-      "Trains a small byte-level GPT with data-parallel ranks as threads of this process.\n"
+      "Trains a small byte-level GPT with data-parallel ranks: threads, or processes over MPI.\n"
       "Without --optimizer it compares dense AdamW, dense AdamS and SCAPE-AdamS at 90 % and 99 % "
       "sparsity, and leaves report.html, summary.csv and one CSV per run in the output folder.");
   app.option_defaults()->always_capture_default()->take_last();
@@ -203,6 +251,7 @@ std::optional<options> parse_options(int argc, char const* const* argv) {
   app.add_option("--seeds", r.seeds, "repeat with this many successive seeds")->group("Runs");
 
   app.add_option("--ranks", o.ranks, "data-parallel ranks")->group("Training");
+  add_comm(app, o.comm)->group("Training");
   app.add_option("--steps", o.steps, "optimizer steps per run")->group("Training");
   app.add_option("--batch", o.batch, "sequences per rank and step")->group("Training");
   app.add_option("--lr", r.lr, "peak learning rate [2e-3, dense AdamW 8e-3, literal 4e-3]")
@@ -246,14 +295,13 @@ std::optional<options> parse_options(int argc, char const* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (CLI::CallForHelp const&) {
-    fmt::print("{}", app.help());
-    return std::nullopt;
+    throw help_request(app.help());
   } catch (CLI::ParseError const& e) {
     std::string line = e.what();
     std::replace(line.begin(), line.end(), '\n', ' ');
     throw usage_error(line + " (see --help)");
   }
-  check(o, r);
+  check(o, r, processes);
   o.runs = make_runs(r, o);
   return o;
 }

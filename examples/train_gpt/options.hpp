@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ enum class update_rule { adams, adamw };
 enum class sparse_preset { staleness_aware, literal };
 enum class wire_type { fp32, bf16, fp16 };
 enum class device_kind { host, cuda };
+enum class comm_kind { threads, mpi };
 
 //! One training run.
 struct run_spec {
@@ -47,6 +49,7 @@ struct options {
   double warmup = 0.08;  //!< share of the steps
   int lag = 1;
   wire_type wire = wire_type::fp32;
+  comm_kind comm = comm_kind::threads;
   device_kind device = device_kind::host;  //!< where the optimizers run
   std::filesystem::path corpus;
   std::filesystem::path out = "train_gpt_out";
@@ -60,7 +63,18 @@ struct options {
   [[nodiscard]] double learning_rate(run_spec const& run, std::int64_t step) const;
 };
 
-//! Reads and checks the command line. Throws usage_error. Nothing after --help, which it prints.
-[[nodiscard]] std::optional<options> parse_options(int argc, char const* const* argv);
+//! What --help asks for.
+class help_request : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+//! What --comm says; without it, mpi where a launcher of MPI has started several processes.
+[[nodiscard]] comm_kind requested_comm(int argc, char const* const* argv);
+
+//! Reads and checks the command line. `processes`: how many train together over MPI; none: the
+//! ranks are threads. Throws usage_error, and help_request.
+[[nodiscard]] options parse_options(int argc, char const* const* argv,
+                                    std::optional<int> processes = {});
 
 }  // namespace train_gpt

@@ -169,7 +169,7 @@ std::string table_html(std::vector<summary_row> const& rows) {
   return out;
 }
 
-std::string phases_html(std::vector<summary_row> const& rows) {
+std::string phases_html(std::vector<summary_row> const& rows, comm_kind comm) {
   std::string out =
       "<h2>Time of a step on rank 0, in milliseconds</h2><div class=\"scroll\"><table><thead><tr>"
       "<th>run</th>";
@@ -181,10 +181,13 @@ std::string phases_html(std::vector<summary_row> const& rows) {
     for (auto const i : phases) out += cell(r.milliseconds[i], "{:.3f}");
     out += "</tr>\n";
   }
-  return out +
-         "</tbody></table></div>\n<p class=\"note\">“ranks” is the wait for slower ranks after the "
-         "gradient. All ranks share this machine's cores, so these times say nothing about a "
-         "network. “device” is a whole step on a GPU, with the copies to it and back.</p>\n";
+  out +=
+      "</tbody></table></div>\n<p class=\"note\">“ranks” is the wait for slower ranks after the "
+      "gradient. “device” is a whole step on a GPU, with the copies to it and back.";
+  if (comm == comm_kind::threads) {
+    out += " All ranks share this machine's cores, so these times say nothing about a network.";
+  }
+  return out + "</p>\n";
 }
 
 }  // namespace
@@ -205,7 +208,7 @@ std::string report_html(options const& o, std::span<run_result const> results) {
       escape_html(o.corpus.string()), o.ranks, o.batch, o.steps);
   out += table_html(rows);
   if (!runs.empty()) out += charts_html(runs);
-  out += phases_html(rows);
+  out += phases_html(rows, o.comm);
   out += fmt::format(
       "<h2>How it was made</h2>\n<pre>{}</pre>\n<p>{}</p>\n<script>{}</script>\n"
       "</body></html>\n",

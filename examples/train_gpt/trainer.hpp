@@ -2,7 +2,7 @@
 #pragma once
 
 //! @file
-//! The training loop: rank threads, scape between them, checkpoints and validation.
+//! A training run, from its checkpoint on.
 
 #include <atomic>
 #include <string>
@@ -10,6 +10,7 @@
 #include "checkpoint.hpp"
 #include "corpus.hpp"
 #include "options.hpp"
+#include "rank_group.hpp"
 #include "run_result.hpp"
 
 namespace train_gpt {
@@ -21,10 +22,11 @@ namespace train_gpt {
 //! Throws usage_error.
 [[nodiscard]] checkpoint starting_point(options const& o, corpus const& text, run_spec const& run);
 
-//! Trains from `state` to the last step, or to the end of the step in which `stop` is seen, and
-//! writes a checkpoint there. All ranks stop at the same step. Errors of a rank are rethrown.
+//! Collective: trains from `state` to the last step, or to the end of the step in which a process
+//! sees `stop`, and writes a checkpoint there. All ranks stop at the same step. Errors of a rank
+//! are rethrown.
 [[nodiscard]] run_result train(options const& o, corpus const& text, run_spec const& run,
                                checkpoint state, std::string const& title,
-                               std::atomic<bool> const& stop);
+                               std::atomic<bool> const& stop, rank_group& ranks);
 
 }  // namespace train_gpt

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstdio>
 #include <scape/comm/mpi.hpp>
 
 #include "gather.hpp"
@@ -13,6 +14,8 @@ namespace {
 class mpi_ranks final : public rank_group {
  public:
   mpi_ranks(int& argc, char**& argv) : mpi_(argc, argv) {}
+  // Launchers may kill the others as soon as a process ends with an exit code that is not 0.
+  ~mpi_ranks() override { std::fflush(nullptr); }
 
   [[nodiscard]] int process() const override { return comm_.rank(); }
   [[nodiscard]] std::optional<int> processes() const override { return comm_.size(); }

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -55,14 +56,15 @@ class temporary_folder {
   fs::path path_;
 };
 
-options parse(std::vector<char const*> arguments) {
+options parse(std::vector<char const*> arguments, std::optional<int> processes = {}) {
   arguments.insert(arguments.begin(), "train_gpt");
-  return parse_options(static_cast<int>(arguments.size()), arguments.data());
+  return parse_options(static_cast<int>(arguments.size()), arguments.data(), processes);
 }
 
-std::string message_of(std::vector<char const*> const& arguments) {
+std::string message_of(std::vector<char const*> const& arguments,
+                       std::optional<int> processes = {}) {
   try {
-    parse(arguments);
+    parse(arguments, processes);
   } catch (usage_error const& e) {
     return e.what();
   }
@@ -270,6 +272,12 @@ TEST_CASE("the command line spells out the runs") {
         "--density is 1.5, expected a value in [0, 1]");
   CHECK(message_of({"--ranks", "0"}) == "--ranks is 0, expected a value in [1, 1024]");
   CHECK(message_of({"--device", "cuda", "--ranks", "1024"}).starts_with("--device cuda: "));
+  CHECK(parse({}, 3).ranks == 3);
+  CHECK(parse({}, 3).comm == comm_kind::mpi);
+  CHECK(message_of({"--ranks", "3"}, 3).empty());
+  CHECK(message_of({"--ranks", "4"}, 3)
+            .starts_with("--comm mpi: --ranks is 4, the number of processes 3"));
+  CHECK(message_of({"--device", "cuda"}, 1) == "--device cuda needs --comm threads");
   CHECK(message_of({"--seeds", "-1"}).starts_with("--seeds is"));
   CHECK(message_of({"--lag", "2000000000"}).starts_with("--lag is"));
   CHECK(message_of({"--steps", "99999999999999999999"}).starts_with("--steps"));

@@ -53,6 +53,7 @@ refuse '--density' $sparse --density nan --out out
 refuse '--optimizer' $small --optimizer sgd --out out
 refuse '--device' $small --device tpu --out out
 refuse '^train_gpt: --device cuda: ' $small --device cuda --ranks 1024 --out out
+refuse '^train_gpt: --comm mpi: ' $small --comm mpi --out out
 refuse '--density' $small --density 0.5 --out out
 refuse '--lr' $small --lr -1 --out out
 refuse '--beta1' $small --beta1 1 --out out

@@ -74,7 +74,7 @@ class rank_trainer {
         optimizer_(std::move(optimizer)),
         line_(line) {
     if (s_.state.step > 0) {
-      std::istringstream in(s_.state.optimizer_states[rank()]);
+      std::istringstream in(s_.state.optimizer_states[static_cast<std::size_t>(comm.rank())]);
       optimizer_->load(in);
     }
   }
@@ -100,8 +100,6 @@ class rank_trainer {
     double loss;
     bool stop;
   };
-
-  [[nodiscard]] std::size_t rank() const { return static_cast<std::size_t>(comm_.rank()); }
 
   // Returns whether to stop: if any rank was told to.
   bool take_step(std::int64_t step) {

@@ -3,13 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <span>
 #include <utility>
 
 #include "gpt.hpp"
 #include "optimizer.hpp"
 #include "progress.hpp"
-#include "random.hpp"
 #include "rank_trainer.hpp"
 
 namespace train_gpt {

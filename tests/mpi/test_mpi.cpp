@@ -64,35 +64,6 @@ std::span<T> kept(std::int64_t n) {
   return {new T[at(n)](), at(n)};
 }
 
-//! How this rank ended, and when.
-struct ending {
-  std::string kind = "none", what;
-  int peer = -1;
-  std::chrono::milliseconds elapsed{};
-};
-
-//! Runs fn(communicator&) in all processes.
-ending ending_of(mpi_options const& options, std::function<void(mpi_communicator&)> const& fn) {
-  ending end;
-  {
-    mpi_communicator comm(MPI_COMM_WORLD, options);
-    auto const start = clock::now();
-    try {
-      fn(comm);
-    } catch (peer_error const& e) {
-      end = {"peer_error", e.what(), e.peer()};
-    } catch (mpi_error const& e) {
-      end = {"mpi_error", e.what()};
-    } catch (std::exception const& e) {
-      end = {"other", e.what()};
-      comm.abort(e.what());
-    }
-    end.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(clock::now() - start);
-  }
-  MPI_Barrier(MPI_COMM_WORLD);
-  return end;
-}
-
 bool contains(std::string const& text, std::string const& part) {
   return text.find(part) != std::string::npos;
 }

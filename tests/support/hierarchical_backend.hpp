@@ -24,28 +24,20 @@
 
 namespace scape::testing {
 
-//! Calls f(intra, inter) on a thread for each of `locals` ranks in each of `nodes` nodes. One that
-//! throws ends its two groups. Throws what is not a peer_error rather than what it led to, or a
-//! peer_error if a group has failed for another reason.
-template <class F>
-void run_nodes(int locals, int nodes, F const& f, thread_options const& options = {}) {
-  struct member {
-    thread_communicator intra, inter;
-  };
-  std::deque<thread_group> intra_groups, inter_groups;
-  for (int a = 0; a < nodes; ++a) intra_groups.emplace_back(locals, options);
-  for (int b = 0; b < locals; ++b) inter_groups.emplace_back(nodes, options);
-  std::vector<member> members;
-  for (std::size_t b = 0; b < inter_groups.size(); ++b) {
-    for (std::size_t a = 0; a < intra_groups.size(); ++a) {
-      members.push_back({intra_groups[a].communicator(static_cast<int>(b)),
-                         inter_groups[b].communicator(static_cast<int>(a))});
-    }
-  }
+//! One rank's parts. The one in the node is left first, which keeps nobody waiting.
+template <class Intra, class Inter>
+struct node_rank {
+  Inter inter;
+  Intra intra;
+};
 
+//! Calls f(intra, inter) on a thread for each of `ranks`. One that throws ends its two parts.
+//! Throws what is not a peer_error rather than what it led to.
+template <class Intra, class Inter, class F>
+void run_node_ranks(std::vector<node_rank<Intra, Inter>> ranks, F const& f) {
   std::mutex mutex;
   std::exception_ptr cause, consequence;
-  auto const run = [&](member own) noexcept {
+  auto const run = [&](node_rank<Intra, Inter> own) noexcept {
     auto const end = [&](std::exception_ptr& first, std::string const& why) {
       own.intra.abort(why);
       own.inter.abort(why);
@@ -61,11 +53,27 @@ void run_nodes(int locals, int nodes, F const& f, thread_options const& options 
     }
   };
   std::vector<std::thread> threads;
-  for (auto& m : members) threads.emplace_back(run, std::move(m));
+  for (auto& own : ranks) threads.emplace_back(run, std::move(own));
   for (auto& thread : threads) thread.join();
-
   if (cause) std::rethrow_exception(cause);
   if (consequence) std::rethrow_exception(consequence);
+}
+
+//! The same for `locals` ranks in each of `nodes` nodes, all of them threads. Throws a peer_error
+//! if a group has failed and nobody threw.
+template <class F>
+void run_nodes(int locals, int nodes, F const& f, thread_options const& options = {}) {
+  std::deque<thread_group> intra_groups, inter_groups;
+  for (int a = 0; a < nodes; ++a) intra_groups.emplace_back(locals, options);
+  for (int b = 0; b < locals; ++b) inter_groups.emplace_back(nodes, options);
+  std::vector<node_rank<thread_communicator, thread_communicator>> ranks;
+  for (std::size_t b = 0; b < inter_groups.size(); ++b) {
+    for (std::size_t a = 0; a < intra_groups.size(); ++a) {
+      ranks.push_back({inter_groups[b].communicator(static_cast<int>(a)),
+                       intra_groups[a].communicator(static_cast<int>(b))});
+    }
+  }
+  run_node_ranks(std::move(ranks), f);
   for (auto const* groups : {&intra_groups, &inter_groups}) {
     for (auto const& group : *groups) {
       if (auto const failure = group.failure()) {

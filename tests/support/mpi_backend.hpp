@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <scape/comm/mpi.hpp>
+#include <scape/error.hpp>
 
 #include "backend.hpp"
 
@@ -31,6 +32,57 @@ inline int world_size() {
   return size;
 }
 
+//! Calls f() in all processes and throws in all of them if f throws in one or a communicator fails:
+//! the own exception, or a runtime_error.
+template <class F>
+void in_all_processes(F const& f) {
+  detail::mpi_has_failed() = false;
+  std::exception_ptr own;
+  try {
+    f();
+  } catch (...) {
+    own = std::current_exception();
+  }
+  int failed = own != nullptr || detail::mpi_has_failed() ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  if (own) std::rethrow_exception(own);
+  if (failed != 0) throw std::runtime_error("a peer failed");
+}
+
+//! How this rank ended, and when.
+struct ending {
+  std::string kind = "none", what;
+  int peer = -1;
+  std::chrono::milliseconds elapsed{};
+};
+
+//! Calls f(communicator&) in all processes.
+template <class F>
+ending ending_of(mpi_options const& options, F const& f) {
+  using clock = std::chrono::steady_clock;
+  ending end;
+  {
+    mpi_communicator comm(MPI_COMM_WORLD, options);
+    auto const start = clock::now();
+    try {
+      f(comm);
+    } catch (peer_error const& e) {
+      end = {"peer_error", e.what(), e.peer()};
+    } catch (mpi_error const& e) {
+      end = {"mpi_error", e.what()};
+    } catch (argument_error const& e) {
+      end = {"argument_error", e.what()};
+      comm.abort(e.what());
+    } catch (std::exception const& e) {
+      end = {"other", e.what()};
+      comm.abort(e.what());
+    }
+    end.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(clock::now() - start);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  return end;
+}
+
 struct mpi_backend : host_backend {
   using communicator = mpi_communicator;
   static constexpr bool receivers_of_nothing_wait_for_nobody = true;
@@ -45,26 +97,20 @@ struct mpi_backend : host_backend {
   static void ranks(int size, F const& f,
                     std::chrono::milliseconds deadline = std::chrono::seconds(60)) {
     if (!has_ranks(size)) return;
-    detail::mpi_has_failed() = false;
-    std::exception_ptr own;
-    {
+    in_all_processes([&] {
       mpi_communicator comm(MPI_COMM_WORLD, {.deadline = deadline});
       try {
         f(comm);
       } catch (peer_error const&) {
-        own = std::current_exception();
+        throw;
       } catch (std::exception const& e) {
-        own = std::current_exception();
         comm.abort(e.what());
+        throw;
       } catch (...) {
-        own = std::current_exception();
         comm.abort("not a std::exception");
+        throw;
       }
-    }
-    int failed = own != nullptr || detail::mpi_has_failed() ? 1 : 0;
-    MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    if (own) std::rethrow_exception(own);
-    if (failed != 0) throw std::runtime_error("a peer failed");
+    });
   }
 
   //! Every process has filled its rank's entry with as many equally long vectors; gives all to all.

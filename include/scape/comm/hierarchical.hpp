@@ -63,10 +63,10 @@ template <class T>
 //! not used otherwise while operations are in flight. For one thread at a time.
 //!
 //! Has the operations that both parts have. They check their arguments first (argument_error,
-//! nothing started) and allocate nothing. Starting one waits for the first phase of the one before
-//! and, if `in_flight` operations are incomplete, for the oldest; a reduce_scatter waits for the
-//! one before, whose workspace it takes. `counts` may change after the call, buffers must stay
-//! until wait returns.
+//! nothing started) and allocate nothing. Starting one waits for the first phase of the one before,
+//! or, if that is a broadcast and not on a stream, for all of it; if `in_flight` operations are
+//! incomplete, it waits for the oldest; a reduce_scatter waits for the one before, whose workspace
+//! it takes. `counts` may change after the call, buffers must stay until wait returns.
 //!
 //! Over NCCL: not within an nccl_group, and the reduce_scatters on one stream. There is no
 //! failure_flag, and a rank that lacks its first phase's result when that fails may still hand on
@@ -345,6 +345,8 @@ class hierarchical_communicator {
   template <class T>
   void finish_broadcast(context_type const& ctx, operation& op) {
     within(op, [&] { return intra_->broadcast(ctx, received<T>(), rest_.root); });
+    // Ranks may have to hand on what they receive, which those over MPI do while they wait.
+    if constexpr (!on_stream) await(ctx, op);
   }
   void finish_barrier(context_type const& ctx, operation& op) {
     between(op, [&] { return inter_->barrier(ctx); });

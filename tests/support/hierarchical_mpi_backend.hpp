@@ -67,7 +67,6 @@ struct hierarchical_mpi_backend : host_backend {
   using intra = typename Nodes::intra;
   using communicator = hierarchical_communicator<intra, mpi_communicator>;
   static constexpr bool sums_on_two_levels = true;
-  static constexpr bool receivers_of_nothing_wait_for_nobody = true;
 
   static int locals() { return Nodes::locals(); }
   static int nodes() { return Nodes::nodes(); }

@@ -38,6 +38,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -50,9 +51,9 @@
 namespace scape {
 
 //! MPI from here to the end of the scope: make it first in main. Catch exceptions within the scope
-//! and print them there: the destructor calls MPI_Finalize, but MPI_Abort with code 1, which ends
-//! all processes, if an exception destroys it or a communicator has failed, because MPI_Finalize
-//! could then wait for ever.
+//! and print them there: the destructor calls MPI_Finalize, but, a second later, MPI_Abort with
+//! code 1, which ends all processes, if an exception destroys it or a communicator has failed,
+//! because MPI_Finalize could then wait for ever.
 class mpi_environment {
  public:
   //! Throws argument_error if MPI is initialised already or does not provide `thread_level`, one of
@@ -75,6 +76,7 @@ class mpi_environment {
     if (detail::mpi_finalized()) return;
     if (std::uncaught_exceptions() > exceptions_ || detail::mpi_has_failed()) {
       std::fflush(nullptr);
+      std::this_thread::sleep_for(std::chrono::seconds(1));  // the others may have more to tell
       MPI_Abort(MPI_COMM_WORLD, 1);
     }
     MPI_Finalize();

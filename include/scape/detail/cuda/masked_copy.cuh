@@ -49,7 +49,7 @@ struct scatter_op {
     return e.position < capacity ? packed[e.position] : vector[e.index];
   }
   __device__ void store(masked_element const& e, T x) const {
-    if (e.position < capacity && delivered(e.shard)) vector[e.index] = x;
+    if (delivered(e.shard)) vector[e.index] = x;
   }
 
  private:

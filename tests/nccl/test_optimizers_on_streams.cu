@@ -3,6 +3,7 @@
 // graphs, steps that never touch the host, the offloaded residual, 16-bit weights, peers that fail.
 #include <doctest/doctest.h>
 
+#include <barrier>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -21,6 +22,7 @@
 
 #include <scape/optim/sparse_optimizer.cuh>
 
+#include "nccl/rank_threads.hpp"
 #include "support/counting_communicator.hpp"
 #include "support/cuda_rig.cuh"
 #include "support/nccl_backend.cuh"
@@ -527,34 +529,31 @@ TEST_CASE("failure: after one, the first load restores, also on a new communicat
   auto o = options_of(2);
   o.skip_nonfinite = false;  // so that masks are in flight when it shows
   auto const first = nccl_unique_id(), second = nccl_unique_id();
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank] {
-      cudaSetDevice(rank);
-      nccl_communicator comm(first, rank, 2, {.deadline = 2s});
-      device_rig<adams> r(comm, l, o);
-      for (int t = 0; t < 5; ++t) r.step(normal_gradient(6, rank, t, 600));
-      auto const file = r.saved();
-      auto const weights = r.current_weights();
-      auto const step = [&] { r.step(normal_gradient(6, rank, 5, 600)); };
-      step();
-      auto const want = r.state();
-      device_copy<float> const gradient(normal_gradient(6, rank, 6, 600));
-      r.optimizer.step(r.ctx, r.weights.span(), std::span<float const>(gradient.span()), {});
-      comm.abort("as the test wants it");
-      CHECK_THROWS_AS(step(), error);
-      CHECK_NOTHROW(r.load(file));
-      r.set_weights(weights);
-      CHECK_THROWS_AS(step(), error);
-      comm = nccl_communicator(second, rank, 2, {.deadline = 20s});
-      CHECK(raises<checkpoint_error>([&] { r.load("nonsense"); }, {"load"}));
-      CHECK_NOTHROW(r.load(file));
-      r.set_weights(weights);
-      step();
-      CHECK(r.state() == want);
-    });
-  }
-  for (auto& rank : ranks) rank.join();
+  std::barrier enqueued(2);
+  on_devices(2, [&](int rank) {
+    nccl_communicator comm(first, rank, 2, {.deadline = 2s});
+    device_rig<adams> r(comm, l, o);
+    for (int t = 0; t < 5; ++t) r.step(normal_gradient(6, rank, t, 600));
+    auto const file = r.saved();
+    auto const weights = r.current_weights();
+    auto const step = [&] { r.step(normal_gradient(6, rank, 5, 600)); };
+    step();
+    auto const want = r.state();
+    device_copy<float> const gradient(normal_gradient(6, rank, 6, 600));
+    r.optimizer.step(r.ctx, r.weights.span(), std::span<float const>(gradient.span()), {});
+    enqueued.arrive_and_wait();
+    comm.abort("as the test wants it");
+    CHECK_THROWS_AS(step(), error);
+    CHECK_NOTHROW(r.load(file));
+    r.set_weights(weights);
+    CHECK_THROWS_AS(step(), error);
+    comm = nccl_communicator(second, rank, 2, {.deadline = 20s});
+    CHECK(raises<checkpoint_error>([&] { r.load("nonsense"); }, {"load"}));
+    CHECK_NOTHROW(r.load(file));
+    r.set_weights(weights);
+    step();
+    CHECK(r.state() == want);
+  });
 }
 
 TEST_CASE("failure: a rank that leaves while the first steps wait for its verdict") {

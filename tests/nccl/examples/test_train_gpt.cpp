@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "corpus.hpp"
 #include "cuda_optimizer.hpp"
 #include "options.hpp"
+#include "rank_group.hpp"
 #include "trainer.hpp"
 #include "usage_error.hpp"
 
@@ -56,7 +58,7 @@ bool enough_devices() {
 options parse(std::vector<std::string> arguments) {
   std::vector<char const*> argv{"train_gpt"};
   for (auto const& argument : arguments) argv.push_back(argument.c_str());
-  return parse_options(static_cast<int>(argv.size()), argv.data()).value();
+  return parse_options(static_cast<int>(argv.size()), argv.data(), std::nullopt);
 }
 
 // 40 steps of a small model with 2 ranks.
@@ -76,7 +78,8 @@ options small(text_folder const& folder, std::vector<std::string> const& more) {
 run_result run(options const& o, bool one_step = false) {
   corpus const text(o.corpus);
   std::atomic<bool> const stop = one_step;
-  return train(o, text, o.runs[0], starting_point(o, text, o.runs[0]), "", stop);
+  auto const ranks = make_thread_ranks();
+  return train(o, text, o.runs[0], starting_point(o, text, o.runs[0]), "", stop, *ranks);
 }
 
 // The losses of both runs differ by no more than rounding explains.

@@ -72,9 +72,14 @@ TEST_CASE("bits without a value, of no element or of a frozen one only age") {
 TEST_CASE("values that a collective never wrote change nothing") {
   masked_problem const p({100, 1}, 0.3);
   rebuilt_shard<device, adamw> state(100, 30), before(100, 30);
-  state.values.span()[0] = detail::bit_cast<float>(std::uint32_t{0x7fc5ca9e});
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    state.values.span()[i] = detail::bit_cast<float>(std::uint32_t{0x7fc5ca9e + i});
+  }
   state.run(p.l, 0, p.mask, {}, unmasked_moment::decay);
   CHECK(state.equals(before));
+  state.values.span()[3] = 1;  // three of the marks are only odd values
+  state.run(p.l, 0, p.mask, {}, unmasked_moment::decay);
+  CHECK_FALSE(state.equals(before));
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <compare>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -35,7 +34,11 @@ namespace scape {
 struct checkpoint_set {
   std::int64_t step = 0;
   int ranks = 0;
-  auto operator<=>(checkpoint_set const&) const = default;
+  friend bool operator==(checkpoint_set const&, checkpoint_set const&) = default;
+  //! Older first.
+  friend bool operator<(checkpoint_set const& a, checkpoint_set const& b) noexcept {
+    return a.step != b.step ? a.step < b.step : a.ranks < b.ranks;
+  }
 };
 
 //! A folder that all ranks see, on one machine or on a shared file system.

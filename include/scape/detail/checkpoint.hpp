@@ -310,7 +310,7 @@ class reshard {
                   std::span<std::byte> now) const {
     std::vector<mask_word> source(old.size() / sizeof(mask_word));
     std::vector<mask_word> target(now.size() / sizeof(mask_word));
-    std::memcpy(source.data(), old.data(), old.size());
+    std::ranges::copy(old, std::as_writable_bytes(std::span(source)).begin());
     for (std::size_t slot = 0; slot < slots; ++slot) {
       auto const* words = source.data() + slot * mask_words();
       auto* const out = target.data() + slot * static_cast<std::size_t>(to_->mask_words());
@@ -328,7 +328,7 @@ class reshard {
         }
       }
     }
-    std::memcpy(now.data(), target.data(), now.size());
+    std::ranges::copy(std::as_bytes(std::span(target)), now.begin());
   }
 
   layout const* to_;

@@ -354,3 +354,33 @@ TEST_CASE("charts cope with any data") {
     }
   }
 }
+
+TEST_CASE("forward and backward pass with parameters of their own") {
+  gpt_shape const shape{.layers = 2, .width = 8, .heads = 2, .context = 5};
+  std::int64_t const rows = 2;
+  auto const parameters = test_parameters<double>(shape);
+  auto later = parameters;
+  auto const inputs = random_bytes(rows * shape.context, 1);
+  auto const targets = random_bytes(rows * shape.context, 2);
+  gpt<double> model(shape, rows);
+  std::vector<double> plain(parameters.size()), same(plain), mixed(plain);
+  double const loss = model.loss_and_gradient(parameters, inputs, targets, plain);
+  CHECK(model.loss_and_gradient(parameters, later, inputs, targets, same) == loss);
+  CHECK(same == plain);
+
+  // The last matrix of the last block: its own gradient needs activations and what comes back from
+  // above, not its value; what it sends further back does.
+  std::string const changed = "block1.contract.weight";
+  for (auto const& t : parameter_tensors(shape)) {
+    if (t.name != changed) continue;
+    for (std::int64_t i = 0; i < t.length; ++i) later[static_cast<std::size_t>(t.offset + i)] *= 2;
+  }
+  CHECK(model.loss_and_gradient(parameters, later, inputs, targets, mixed) == loss);
+  bool below = true;  // in memory order, the tensors before the changed one feed it
+  for (auto const& t : parameter_tensors(shape)) {
+    below = below && t.name != changed;
+    auto const at = [&](auto const& gradient) { return gradient.begin() + t.offset; };
+    bool const equal = std::equal(at(plain), at(plain) + t.length, at(mixed));
+    CHECK(equal == !below);
+  }
+}

@@ -55,6 +55,12 @@ class gpt {
   T loss_and_gradient(std::span<T const> parameters, std::span<std::uint8_t const> inputs,
                       std::span<std::uint8_t const> targets, std::span<T> gradient);
 
+  //! The forward pass with some parameters and the backward pass with others, as where a pipeline
+  //! updates its only copy of the weights between the two.
+  T loss_and_gradient(std::span<T const> forward_parameters, std::span<T const> backward_parameters,
+                      std::span<std::uint8_t const> inputs, std::span<std::uint8_t const> targets,
+                      std::span<T> gradient);
+
  private:
   using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   using column = Eigen::Array<T, Eigen::Dynamic, 1>;

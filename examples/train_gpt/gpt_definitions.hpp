@@ -292,7 +292,14 @@ T gpt<T>::loss(std::span<T const> parameters, std::span<std::uint8_t const> inpu
 template <class T>
 T gpt<T>::loss_and_gradient(std::span<T const> parameters, std::span<std::uint8_t const> inputs,
                             std::span<std::uint8_t const> targets, std::span<T> gradient) {
-  T const result = loss(parameters, inputs, targets);
+  return loss_and_gradient(parameters, parameters, inputs, targets, gradient);
+}
+
+template <class T>
+T gpt<T>::loss_and_gradient(std::span<T const> forward_parameters, std::span<T const> parameters,
+                            std::span<std::uint8_t const> inputs,
+                            std::span<std::uint8_t const> targets, std::span<T> gradient) {
+  T const result = loss(forward_parameters, inputs, targets);
 
   for (std::int64_t i = 0; i < tokens_; ++i) {
     logits_(i, targets[static_cast<std::size_t>(i)]) -= T(1);

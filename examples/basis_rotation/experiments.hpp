@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//! @file
+//! Which runs are made, several at a time, and what comes out of them.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "corpus.hpp"
+#include "delayed_training.hpp"
+#include "settings.hpp"
+#include "sparse_sync.hpp"
+
+namespace basis_rotation {
+
+//! A configuration at the best of settings.learning_rates: the one that reaches the target first,
+//! or, if none does, comes closest.
+struct tuned_result {
+  delayed_result best;
+  std::vector<delayed_result> all;  //!< one per learning rate
+};
+
+//! Means over the seeds.
+struct tuned_row {
+  std::vector<tuned_result> seeds;
+
+  [[nodiscard]] delayed_run const& run() const { return seeds.front().best.run; }
+  //! None if a seed did not reach the target.
+  [[nodiscard]] std::optional<double> steps() const;
+};
+
+struct energy_point {
+  std::int64_t step = 0;
+  double original_1 = 0, original_10 = 0;  //!< share of the largest 1 % and 10 % of M
+  double rotated_1 = 0, rotated_10 = 0;
+};
+
+struct energy_result {
+  method how = method::second_bilateral;
+  std::vector<energy_point> points;
+};
+
+struct results {
+  std::vector<tuned_row> delay, stashing, budget;
+  std::vector<energy_result> energy;
+  std::vector<sync_result> sync;
+};
+
+[[nodiscard]] results run_experiments(settings const& s, train_gpt::corpus const& text);
+
+//! The row with these properties.
+[[nodiscard]] tuned_row const* find(std::vector<tuned_row> const& rows, method how,
+                                    std::int64_t stages);
+
+}  // namespace basis_rotation

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "settings.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+
+#include "method.hpp"
+#include "stages.hpp"
+#include "usage_error.hpp"
+
+namespace basis_rotation {
+namespace {
+
+using train_gpt::usage_error;
+
+template <class T>
+void require_at_least(char const* flag, T value, T least) {
+  if (!(value >= least)) {
+    throw usage_error(fmt::format("{} is {}, at least {} is needed", flag, value, least));
+  }
+}
+
+void check(settings const& s) {
+  for (auto const& [flag, value] : {std::pair("--layers", s.shape.layers),
+                                    {"--width", s.shape.width},
+                                    {"--heads", s.shape.heads},
+                                    {"--context", s.shape.context},
+                                    {"--batch", s.batch},
+                                    {"--warmup", s.warmup},
+                                    {"--interval", s.interval},
+                                    {"--budget-interval", s.budget_interval},
+                                    {"--dimension-limit", s.dimension_limit},
+                                    {"--max-steps", s.max_steps},
+                                    {"--validate-every", s.validate_every},
+                                    {"--sync-steps", s.sync_steps},
+                                    {"--ranks", std::int64_t{s.ranks}},
+                                    {"--jobs", std::int64_t{s.jobs}},
+                                    {"--seeds", static_cast<std::int64_t>(s.seeds)}}) {
+    require_at_least(flag, value, std::int64_t{1});
+  }
+  if (s.shape.width % s.shape.heads != 0) {
+    throw usage_error(
+        fmt::format("--heads {} does not divide --width {}", s.shape.heads, s.shape.width));
+  }
+  if (s.batch % s.ranks != 0) {
+    throw usage_error(fmt::format("--ranks {} does not divide --batch {}", s.ranks, s.batch));
+  }
+  for (auto const stages : s.stages) {
+    if (stages < 1 || stages > most_stages(s.shape)) {
+      throw usage_error(fmt::format("--stages {}: a model of {} layers has 1 to {} stages", stages,
+                                    s.shape.layers, most_stages(s.shape)));
+    }
+  }
+  for (double const lr : s.learning_rates) {
+    if (!(lr > 0 && std::isfinite(lr))) {
+      throw usage_error(fmt::format("--lr is {}, expected a positive number", lr));
+    }
+  }
+}
+
+// Seconds instead of minutes, to see that everything works.
+void make_quick(settings& s) {
+  s.shape = {.layers = 2, .width = 16, .heads = 2, .context = 16};
+  s.batch = 4;
+  s.warmup = 5;
+  s.interval = s.budget_interval = 4;
+  s.stages = {1, 8};
+  s.target = 3.6;
+  s.max_steps = 60;
+  s.validation_rows = 16;
+  s.ranks = 2;
+  s.sync_steps = 30;
+  s.learning_rates = {0.01, 0.02};
+}
+
+}  // namespace
+
+bool settings::wants(std::string const& part) const {
+  return std::ranges::find(parts, part) != parts.end();
+}
+
+settings parse_settings(int argc, char const* const* argv) {
+  settings s;
+  s.corpus = SCAPE_TRAIN_GPT_CORPUS;
+  for (int i = 0; i < argc; ++i) (s.command += i == 0 ? "" : " ") += argv[i];
+  // Before the other options, whose defaults it changes.
+  if (std::ranges::find(argv, argv + argc, std::string("--quick")) != argv + argc) make_quick(s);
+
+  CLI::App app(
+      "Adam in the Hessian's eigenbasis, on a small GPT with the stale gradients of an "
+      "asynchronous "
+      "pipeline. Leaves report.html and CSV files in the output folder.");
+  app.option_defaults()->always_capture_default();
+  app.get_formatter()->column_width(34);
+  std::vector<std::string> names;
+  for (auto const& m : methods) names.emplace_back(m.name);
+  auto const list = [&](char const* flag, auto& values, char const* what) {
+    return app.add_option(flag, values, what)->delimiter(',');
+  };
+  bool quick = false;
+  app.add_flag("--quick", quick, "a tiny model and few steps: seconds, and figures of no meaning");
+  list("--parts", s.parts,
+       "what to do: delay (steps to the target by number of stages), stashing, budget (of the "
+       "refreshes), sync (energy and sparse sync)")
+      ->check(CLI::IsMember({"delay", "stashing", "budget", "sync"}));
+  list("--methods", s.methods, "of the parts delay and stashing")->check(CLI::IsMember(names));
+  list("--stages", s.stages, "numbers of pipeline stages");
+  app.add_option("--target", s.target, "validation loss to reach, nats per byte");
+  app.add_option("--max-steps", s.max_steps, "of a run that does not reach it");
+  list("--lr", s.learning_rates, "learning rates to try, everywhere; the fastest one counts");
+  app.add_option("--interval", s.interval, "steps between refreshes of a basis");
+  app.add_option("--dimension-limit", s.dimension_limit,
+                 "longest side of a matrix that is rotated: not that of the vocabulary");
+  app.add_option("--budget-interval", s.budget_interval, "the same in the part budget");
+  app.add_option("--warmup", s.warmup, "steps with rising learning rate");
+  app.add_option("--sync-steps", s.sync_steps, "steps of the part sync");
+  app.add_option("--ranks", s.ranks, "data-parallel ranks of the part sync");
+  app.add_option("--seed", s.seed, "of weights and batches");
+  app.add_option("--seeds", s.seeds, "repeat the runs to the target with successive seeds");
+  app.add_option("--jobs", s.jobs, "runs at a time");
+  app.add_option("--layers", s.shape.layers, "transformer blocks");
+  app.add_option("--width", s.shape.width, "size of the residual stream");
+  app.add_option("--heads", s.shape.heads, "attention heads");
+  app.add_option("--context", s.shape.context, "bytes per sequence");
+  app.add_option("--batch", s.batch, "sequences per step");
+  app.add_option("--validate-every", s.validate_every, "steps between validations");
+  app.add_option("--corpus", s.corpus, "file or folder to learn from");
+  app.add_option("--out", s.out, "output folder");
+  app.add_flag("--quiet", s.quiet, "no progress on stderr");
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::CallForHelp const&) {
+    throw help_request(app.help());
+  } catch (CLI::ParseError const& e) {
+    std::string line = e.what();
+    std::ranges::replace(line, '\n', ' ');
+    throw usage_error(line + " (see --help)");
+  }
+  check(s);
+  return s;
+}
+
+}  // namespace basis_rotation

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//! @file
+//! The command line.
+
+#include <cstdint>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "gpt_shape.hpp"
+
+namespace basis_rotation {
+
+struct settings {
+  train_gpt::gpt_shape shape{.layers = 8, .width = 32, .heads = 2, .context = 64};
+  std::int64_t batch = 8;  //!< sequences per step
+  std::int64_t warmup = 50;
+  std::int64_t interval = 10;  //!< steps between refreshes
+  //! Sides beyond are not rotated: the one of the vocabulary, which in larger models is beyond any
+  //! limit.
+  std::int64_t dimension_limit = 128;
+  std::int64_t budget_interval = 50;  //!< the same where budgets are compared
+  std::vector<std::int64_t> stages = {1, 4, 8, 16, 32};
+  double target = 2.2;            //!< validation loss, nats per byte
+  std::int64_t max_steps = 3000;  //!< of a run that does not get there
+  std::int64_t validate_every = 10;
+  std::int64_t validation_rows = 64;
+  int ranks = 4;  //!< of the sparse sync
+  std::int64_t sync_steps = 600;
+  std::vector<double> learning_rates = {1e-2, 2e-2, 5e-3, 2e-3};
+  std::uint64_t seed = 1;
+  std::uint64_t seeds = 1;
+  int jobs = 1;  //!< runs at a time
+  std::vector<std::string> parts = {"delay", "stashing", "budget", "sync"};
+  std::vector<std::string> methods;  //!< names; empty: all
+  std::filesystem::path corpus;
+  std::filesystem::path out = "basis_rotation_out";
+  bool quiet = false;
+  std::string command;  //!< as typed
+
+  [[nodiscard]] bool wants(std::string const& part) const;
+};
+
+//! What --help asks for.
+class help_request : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+//! Reads and checks the command line. Throws train_gpt::usage_error, and help_request.
+[[nodiscard]] settings parse_settings(int argc, char const* const* argv);
+
+}  // namespace basis_rotation

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tables.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <string_view>
+
+namespace basis_rotation {
+namespace {
+
+std::string_view budget_name(scape::refresh_budget b) {
+  if (b == scape::refresh_budget::uniform) return "uniform";
+  return b == scape::refresh_budget::inverse ? "inverse" : "stage-aware";
+}
+
+std::string_view basis_name(mask_basis b) {
+  return b == mask_basis::original ? "original" : "rotated";
+}
+
+// Steps, or the last loss in brackets.
+std::string steps_cell(tuned_row const& row) {
+  if (auto const steps = row.steps()) return fmt::format("{:.0f}", *steps);
+  double loss = 0;
+  for (auto const& seed : row.seeds) loss = std::max(loss, seed.best.validation.back().loss);
+  return fmt::format("({:.3f})", loss);
+}
+
+// Steps of `row` over those of `base`. Where `row` never got there, they are more than `most`.
+std::string ratio_cell(tuned_row const* row, tuned_row const* base, std::int64_t most) {
+  if (row == nullptr || base == nullptr || !base->steps()) return "-";
+  if (auto const steps = row->steps()) return fmt::format("{:.2f}", *steps / *base->steps());
+  return fmt::format("> {:.1f}", static_cast<double>(most) / *base->steps());
+}
+
+std::vector<std::int64_t> stages_of(std::vector<tuned_row> const& rows) {
+  std::vector<std::int64_t> stages;
+  for (auto const& row : rows) stages.push_back(row.run().stages);
+  std::ranges::sort(stages);
+  stages.erase(std::ranges::unique(stages).begin(), stages.end());
+  return stages;
+}
+
+std::vector<method> methods_of(std::vector<tuned_row> const& rows) {
+  std::vector<method> found;
+  for (auto const& row : rows) {
+    if (std::ranges::find(found, row.run().how) == found.end()) found.push_back(row.run().how);
+  }
+  return found;
+}
+
+table delay_table(settings const& s, std::vector<tuned_row> const& rows) {
+  auto const stages = stages_of(rows);
+  table t{.title = fmt::format("Steps to a validation loss of {:g}, by number of stages", s.target),
+          .note = fmt::format("Each cell at the fastest of the learning rates. In brackets: the "
+                              "loss after {} steps, where the target was not reached. Slowdown: {} "
+                              "stages against {}.",
+                              s.max_steps, stages.back(), stages.front()),
+          .header = {"method"}};
+  for (auto const p : stages) t.header.push_back(fmt::format("P = {}", p));
+  t.header.push_back("slowdown");
+  for (auto const how : methods_of(rows)) {
+    std::vector<std::string> cells{std::string(traits(how).label)};
+    for (auto const p : stages) cells.push_back(steps_cell(*find(rows, how, p)));
+    cells.push_back(
+        ratio_cell(find(rows, how, stages.back()), find(rows, how, stages.front()), s.max_steps));
+    t.rows.push_back(std::move(cells));
+  }
+  return t;
+}
+
+table stashing_table(settings const& s, results const& r) {
+  table t{.title = "Without weight stashing",
+          .note = "The backward pass takes the present weights, the forward pass the stale ones.",
+          .header = {"method", "stages", "with", "without", "ratio"}};
+  for (auto const& row : r.stashing) {
+    auto const* with = find(r.delay, row.run().how, row.run().stages);
+    t.rows.push_back({std::string(traits(row.run().how).label), fmt::format("{}", row.run().stages),
+                      with == nullptr ? "-" : steps_cell(*with), steps_cell(row),
+                      ratio_cell(&row, with, s.max_steps)});
+  }
+  return t;
+}
+
+table budget_table(std::vector<tuned_row> const& rows) {
+  table t{.title = "The same budget of refreshes, dealt out in three ways",
+          .note = "Refreshes of all matrices per 1000 steps; the first bases are not counted.",
+          .header = {"method", "stages", "budget", "refreshes", "steps"}};
+  for (auto const& row : rows) {
+    double refreshes = 0, steps = 0;
+    for (auto const& seed : row.seeds) {
+      refreshes += static_cast<double>(seed.best.refreshes);
+      steps += static_cast<double>(seed.best.validation.back().step);
+    }
+    t.rows.push_back({std::string(traits(row.run().how).label), fmt::format("{}", row.run().stages),
+                      std::string(budget_name(row.run().budget)),
+                      fmt::format("{:.0f}", 1000 * refreshes / steps), steps_cell(row)});
+  }
+  return t;
+}
+
+table energy_table(std::vector<energy_result> const& energy) {
+  table t{.title = "Share of the energy of M in its largest elements",
+          .note =
+              "All rotated matrices together, mean over the validations of the second half of "
+              "a run without delay.",
+          .header = {"method", "1 %, original", "1 %, rotated", "10 %, original", "10 %, rotated"}};
+  for (auto const& e : energy) {
+    energy_point sum;
+    double count = 0;
+    for (auto const& p : e.points) {
+      if (2 * p.step <= e.points.back().step) continue;
+      ++count;
+      sum.original_1 += p.original_1;
+      sum.original_10 += p.original_10;
+      sum.rotated_1 += p.rotated_1;
+      sum.rotated_10 += p.rotated_10;
+    }
+    std::vector<std::string> cells{std::string(traits(e.how).label)};
+    for (auto const x : {sum.original_1, sum.rotated_1, sum.original_10, sum.rotated_10}) {
+      cells.push_back(fmt::format("{:.3f}", x / count));
+    }
+    t.rows.push_back(std::move(cells));
+  }
+  return t;
+}
+
+table sync_table(settings const& s, std::vector<sync_result> const& sync) {
+  table t{.title = "Sparse sync with the mask in either basis",
+          .note = fmt::format("Validation loss after {} steps on {} ranks, and the difference to "
+                              "the same method with density 1.",
+                              s.sync_steps, s.ranks),
+          .header = {"method", "density", "mask", "loss", "difference"}};
+  double dense = 0;  // every method's first run
+  for (auto const& r : sync) {
+    auto const loss = r.validation.back().loss;
+    bool const is_dense = r.run.density == 1;
+    if (is_dense) dense = loss;
+    t.rows.push_back({std::string(traits(r.run.how).label), fmt::format("{:g}", r.run.density),
+                      is_dense ? "-" : std::string(basis_name(r.run.basis)),
+                      fmt::format("{:.4f}", loss), fmt::format("{:+.4f}", loss - dense)});
+  }
+  return t;
+}
+
+// Calls f(part, result) for every training to the target.
+template <class F>
+void for_each_run(results const& r, F const& f) {
+  auto const all = [&](char const* part, std::vector<tuned_row> const& rows) {
+    for (auto const& row : rows) {
+      for (auto const& seed : row.seeds) {
+        for (auto const& result : seed.all) f(part, result);
+      }
+    }
+  };
+  all("delay", r.delay);
+  all("stashing", r.stashing);
+  all("budget", r.budget);
+}
+
+std::string key(char const* part, delayed_run const& run) {
+  return fmt::format("{},{},{},{},{},{},{:g},{}", part, traits(run.how).name, run.stages,
+                     run.stashing ? 1 : 0, budget_name(run.budget), run.interval, run.lr, run.seed);
+}
+
+constexpr std::string_view key_header = "part,method,stages,stashing,budget,interval,lr,seed";
+
+}  // namespace
+
+std::vector<table> make_tables(settings const& s, results const& r) {
+  std::vector<table> tables;
+  if (!r.delay.empty()) tables.push_back(delay_table(s, r.delay));
+  if (!r.stashing.empty()) tables.push_back(stashing_table(s, r));
+  if (!r.budget.empty()) tables.push_back(budget_table(r.budget));
+  if (!r.energy.empty()) tables.push_back(energy_table(r.energy));
+  if (!r.sync.empty()) tables.push_back(sync_table(s, r.sync));
+  return tables;
+}
+
+std::string text_of(table const& t) {
+  std::vector<std::size_t> widths;
+  for (auto const& name : t.header) widths.push_back(name.size());
+  for (auto const& row : t.rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string out = t.title + "\n";
+  auto const to = std::back_inserter(out);
+  auto const line = [&](std::vector<std::string> const& cells) {
+    fmt::format_to(to, "  {:<{}}", cells[0], widths[0]);
+    for (std::size_t i = 1; i < cells.size(); ++i) {
+      fmt::format_to(to, "  {:>{}}", cells[i], widths[i]);
+    }
+    out += '\n';
+  };
+  line(t.header);
+  for (auto const& row : t.rows) line(row);
+  return out + t.note + "\n";
+}
+
+std::string runs_csv(results const& r) {
+  auto out =
+      fmt::format("{},steps_to_target,steps,validation_loss,refreshes,seconds\n", key_header);
+  for_each_run(r, [&](char const* part, delayed_result const& result) {
+    fmt::format_to(
+        std::back_inserter(out), "{},{},{},{:.5f},{},{:.2f}\n", key(part, result.run),
+        result.steps_to_target ? fmt::format("{:.1f}", *result.steps_to_target) : std::string(),
+        result.validation.back().step, result.validation.back().loss, result.refreshes,
+        result.seconds);
+  });
+  return out;
+}
+
+std::string curves_csv(results const& r) {
+  auto out = fmt::format("{},step,validation_loss\n", key_header);
+  for_each_run(r, [&](char const* part, delayed_result const& result) {
+    for (auto const& p : result.validation) {
+      fmt::format_to(std::back_inserter(out), "{},{},{:.5f}\n", key(part, result.run), p.step,
+                     p.loss);
+    }
+  });
+  return out;
+}
+
+std::string energy_csv(results const& r) {
+  std::string out = "method,step,original_1,original_10,rotated_1,rotated_10\n";
+  for (auto const& e : r.energy) {
+    for (auto const& p : e.points) {
+      fmt::format_to(std::back_inserter(out), "{},{},{:.5f},{:.5f},{:.5f},{:.5f}\n",
+                     traits(e.how).name, p.step, p.original_1, p.original_10, p.rotated_1,
+                     p.rotated_10);
+    }
+  }
+  return out;
+}
+
+std::string sync_csv(results const& r) {
+  std::string out = "method,density,mask,lr,seed,step,validation_loss\n";
+  for (auto const& result : r.sync) {
+    for (auto const& p : result.validation) {
+      fmt::format_to(std::back_inserter(out), "{},{:g},{},{:g},{},{},{:.5f}\n",
+                     traits(result.run.how).name, result.run.density, basis_name(result.run.basis),
+                     result.run.lr, result.run.seed, p.step, p.loss);
+    }
+  }
+  return out;
+}
+
+}  // namespace basis_rotation

@@ -1,0 +1,73 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# The example basis_rotation from the outside: refusals, and a quick run of everything.
+# Usage: basis_rotation_cli.sh <basis_rotation>
+set -u
+program=$1
+[ -x "$program" ] || { echo "no program '$program'"; exit 1; }
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit 1
+failures=0
+
+fail() {
+  echo "FAILED: $*"
+  failures=$((failures + 1))
+}
+
+# refuse <words in the message> <arguments...>: exit code 2, one line on stderr, nothing written.
+refuse() {
+  words=$1
+  shift
+  "$program" "$@" > stdout 2> stderr
+  code=$?
+  [ "$code" -eq 2 ] || fail "exit code $code, not 2: $*"
+  [ "$(wc -l < stderr)" -eq 1 ] || fail "not one line on stderr: $*"
+  grep -q -e "$words" stderr || fail "no '$words' in '$(cat stderr)': $*"
+  [ -s stdout ] && fail "something on stdout: $*"
+  [ -e out ] && fail "something was written: $*"
+  rm -rf out
+}
+
+i=0
+while [ $i -lt 400 ]; do
+  echo "line $i of a text that repeats itself, with $((i * i % 97)) and $((i * 7 % 31))"
+  i=$((i + 1))
+done > text
+quick="--quick --corpus text"
+
+refuse '--nonsense' $quick --nonsense --out out
+refuse '--stages 9' $quick --stages 1,9 --out out
+refuse '--stages 0' $quick --stages 0 --out out
+refuse '--methods' $quick --methods sgd --out out
+refuse '--parts' $quick --parts all --out out
+refuse '--lr' $quick --lr -1 --out out
+refuse '--heads 3 does not divide' $quick --heads 3 --out out
+refuse '--ranks 3 does not divide' $quick --ranks 3 --out out
+refuse '--interval' $quick --interval 0 --out out
+refuse 'does not exist' $quick --corpus absent --out out
+refuse 'too small' $quick --context 4000 --out out
+
+"$program" $quick --out all > stdout 2> stderr || fail "quick: $(cat stderr)"
+for title in 'Steps to a validation loss' 'Without weight stashing' 'budget' 'energy' 'Sparse sync'
+do
+  grep -q "$title" stdout || fail "quick: no table '$title'"
+done
+grep -q '^delay 14/14: ' stderr || fail "quick: no progress"
+# 7 methods with 2 numbers of stages, without stashing, and 6 budgets, at 2 learning rates.
+[ "$(wc -l < all/runs.csv)" -eq $((1 + 2 * (14 + 7 + 6))) ] || fail "quick: runs.csv"
+[ "$(wc -l < all/energy.csv)" -eq $((1 + 4 * 3)) ] || fail "quick: energy.csv"
+[ "$(wc -l < all/sync.csv)" -eq $((1 + 13 * 3)) ] || fail "quick: sync.csv"
+grep -q '</html>' all/report.html || fail "quick: report.html"
+grep -q -E 'nan|(src|href)=' all/report.html && fail "quick: report.html has nan or links"
+
+# The same command gives the same results; parts and methods are the user's choice.
+"$program" $quick --parts delay --methods adam,2nd-bi --jobs 2 --quiet --out two > stdout 2> stderr ||
+  fail "two methods: $(cat stderr)"
+[ -s stderr ] && fail "two methods: not quiet"
+[ "$(wc -l < two/runs.csv)" -eq 9 ] || fail "two methods: runs.csv"
+results() { grep -E '^delay,(adam|2nd-bi),' "$1" | sed 's/,[^,]*$//'; }
+[ "$(results two/runs.csv)" = "$(results all/runs.csv)" ] || fail "two methods: other results"
+
+[ "$failures" -eq 0 ] && echo "all passed"
+exit "$((failures > 0))"

@@ -32,9 +32,9 @@ struct loss_point {
 
 struct delayed_result {
   delayed_run run;
-  std::vector<loss_point> validation;
+  std::vector<loss_point> validation = {};
   //! Until the target, between two validations by a straight line; none: not reached.
-  std::optional<double> steps_to_target;
+  std::optional<double> steps_to_target = {};
   std::int64_t refreshes = 0;  //!< of all matrices
   double seconds = 0;
 };

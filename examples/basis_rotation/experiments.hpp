@@ -40,7 +40,7 @@ struct energy_point {
 
 struct energy_result {
   method how = method::second_bilateral;
-  std::vector<energy_point> points;
+  std::vector<energy_point> points = {};
 };
 
 struct results {

@@ -147,11 +147,11 @@ class sync_rank {
       scape::const_bitmask_view const bits{mask.subspan(shard * words, words),
                                            layout_.shard_size(p)};
       auto const count = static_cast<std::size_t>(plan.counts[shard]);
-      scape::scatter<float>(context(), bits,
-                            values.subspan(static_cast<std::size_t>(plan.offsets[shard]), count),
-                            own(gradient_));
+      scape::packed_bitmask::scatter<float>(
+          context(), bits, values.subspan(static_cast<std::size_t>(plan.offsets[shard]), count),
+          own(gradient_));
       std::vector<float> const zeros(count);
-      scape::scatter<float>(context(), bits, zeros, own(age_));
+      scape::packed_bitmask::scatter<float>(context(), bits, zeros, own(age_));
     }
   }
 

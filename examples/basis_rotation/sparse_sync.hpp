@@ -27,7 +27,7 @@ struct sync_run {
 
 struct sync_result {
   sync_run run;
-  std::vector<loss_point> validation;
+  std::vector<loss_point> validation = {};
 };
 
 //! settings.sync_steps steps on settings.ranks threads that share settings.batch. Every rank holds

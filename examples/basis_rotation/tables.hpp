@@ -16,7 +16,7 @@ namespace basis_rotation {
 struct table {
   std::string title, note;
   std::vector<std::string> header;
-  std::vector<std::vector<std::string>> rows;
+  std::vector<std::vector<std::string>> rows = {};
 };
 
 //! One table per part that was run.

@@ -211,11 +211,10 @@ class trainer {
   // Latency and bandwidth of the network, and of memory while all ranks use it: the passes of a
   // step of a rank alone, as the model counts their bytes, over their time.
   scape::cost_model calibrated() {
-    // The largest one is beyond what a link's queues take at once.
-    scape::calibration_options const c{
-        .sizes = {1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26},
-        .repetitions = 3,
-        .algorithm = scape::exchange_algorithm::direct};
+    // The largest ones are beyond what a link's queues take at once.
+    scape::calibration_options const c{.sizes = {1 << 10, 1 << 20, 1 << 22, 1 << 24, 1 << 26},
+                                       .repetitions = 3,
+                                       .algorithm = scape::exchange_algorithm::direct};
     scape::host_buffer const scratch(scape::calibration_bytes(c, comm_->size()));
     host_context const ctx{scratch.bytes()};
     scape::cost_model_options o;

@@ -2,7 +2,7 @@
 
 //! @file
 //! Times steps of the dense and the sparse optimizer over MPI: a run per optimizer and density,
-//! appended to network.csv, and all runs of that file as network.html.
+//! appended to network.csv, and all runs of that file as network.html and network.svg.
 
 #include <CLI/CLI.hpp>
 
@@ -59,8 +59,9 @@ int main(int argc, char** argv) {
         network::append(file, {m});
       });
       if (first) {
-        train_gpt::write_atomically(out / "network.html",
-                                    network::html(network::read(file), command));
+        auto const all = network::read(file);
+        train_gpt::write_atomically(out / "network.svg", network::svg(all));
+        train_gpt::write_atomically(out / "network.html", network::html(all, command));
       }
       return 0;
     } catch (std::exception const& e) {

@@ -260,9 +260,9 @@ class mpi_communicator : public mpi_operations {
 
 //! A rank that uses a communicator which somebody else owns, without a duplicate. While it lives,
 //! errors of MPI on `comm` are returned, not fatal; the destructor puts the owner's error handler
-//! back and does not wait. Its messages have tags from 16384 to 32767, which the owner leaves
-//! alone, MPI_ANY_TAG included. A rank that destroys it in order tells nobody: the others notice at
-//! their deadline.
+//! back and does not wait. Its messages have tags of 16384 and above, which the owner leaves alone,
+//! MPI_ANY_TAG included. A rank that destroys it in order tells nobody: the others notice at their
+//! deadline.
 class mpi_communicator_ref : public mpi_operations {
  public:
   explicit mpi_communicator_ref(MPI_Comm comm, mpi_options const& options = {})

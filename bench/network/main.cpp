@@ -27,7 +27,10 @@ int main(int argc, char** argv) {
   for (int i = 0; i < argc; ++i) (command += i == 0 ? "" : " ") += argv[i];
   CLI::App app("Times steps of the dense and the sparse optimizer over MPI; start it with mpirun.");
   app.option_defaults()->always_capture_default();
-  app.add_option("--link", s.link, "name of the network in the tables");
+  app.add_option("--link", s.link, "name of the network in the tables")
+      ->check([](std::string const& name) {
+        return name.find_first_of(",\n") == name.npos ? "" : "a cell of network.csv has no comma";
+      });
   app.add_option("--parameters", s.elements, "parameters")->check(CLI::Range(1L, 1L << 33));
   app.add_option("--density", s.densities, "densities of the sparse runs")
       ->check(CLI::Range(0.0, 1.0));
@@ -35,10 +38,11 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({2, 4}));
   app.add_option("--lag", s.lag, "steps between choosing a mask and using it")
       ->check(CLI::Range(0, 8));
-  app.add_option("--compute", s.compute, "ms of a sleep for forward and backward")
-      ->check(CLI::Range(0.0, 1e6));
+  auto* compute = app.add_option("--compute", s.compute, "ms of a sleep for forward and backward")
+                      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--compute-share", s.compute_share, "or its share of the dense step")
-      ->check(CLI::Range(0.0, 0.99));
+      ->check(CLI::Range(0.0, 0.99))
+      ->excludes(compute);
   app.add_flag("--masks,!--no-masks", s.masks, "gather masks; without them weights diverge");
   app.add_option("--steps", s.steps, "timed steps of a run, at most")->check(CLI::Range(1, 10000));
   app.add_option("--seconds", s.seconds, "of a run, after which fewer steps will do")

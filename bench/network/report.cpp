@@ -24,7 +24,7 @@ measurement const* dense_of(std::vector<measurement> const& all, std::size_t i) 
   for (auto j = i + 1; j-- > 0;) {
     auto const& m = all[j];
     if (m.run == "dense" && m.link == all[i].link && m.hosts == all[i].hosts &&
-        m.elements == all[i].elements) {
+        m.elements == all[i].elements && m.compute == all[i].compute) {
       return &m;
     }
   }

@@ -55,6 +55,17 @@ refuse '--nonsense' $small --nonsense
 refuse 'does not exist' $small --corpus absent
 refuse 'no checkpoint' $small --resume
 
+# Ranks whose arguments differ: the example's deadline is a day.
+for other in '--steps 30' '--lr 1' '--width 32' '--wire fp16' '--checkpoint-every 3'; do
+  # shellcheck disable=SC2016,SC2086
+  $launch sh -c '[ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" -eq 0 ] || set -- "$@" '"$other"'
+                 exec "$@"' sh "$program" $sparse --steps 20 --out out > stdout 2> stderr
+  code=$?
+  [ "$code" -eq 2 ] || fail "exit code $code, not 2: $other on one rank"
+  grep -q '^train_gpt: rank 1 has other arguments' stderr || fail "not named: $other on one rank"
+  rm -rf out
+done
+
 # A whole suite, printed by one process.
 train threads $small --steps 20 --out threads || fail 'the suite as threads'
 train mpi $small --steps 20 --out mpi || fail 'the suite over MPI'

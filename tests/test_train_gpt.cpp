@@ -343,6 +343,8 @@ TEST_CASE("charts cope with any data") {
                            {{1, 1}},
                            {{1, nan}, {2, nan}},
                            {{1, 0}, {2, 0}},
+                           {{0.25, 1}, {0.25, 2}},
+                           {{1, 100}, {2, std::nextafter(100, 0)}},
                            {{1, 1e-9}, {1e9, 1e9}}}) {
     for (bool const log_x : {false, true}) {
       chart const c{"<title>", "x", "y", "", log_x, {{"a & b", 0, line, line}}, {}};

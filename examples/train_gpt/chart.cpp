@@ -89,9 +89,13 @@ std::pair<axis, axis> make_axes(chart const& c) {
     }
   }
   if (x.low > x.high) x = {1, 2};
-  if (x.low == x.high) x = {x.low - 0.5, x.low + 0.5};
+  if (x.low == x.high) {
+    x = c.log_x ? extent{x.low / 2, x.low * 2} : extent{x.low - 0.5, x.low + 0.5};
+  }
   if (!(y.low <= y.high)) y = {0, 1};
-  double const margin = y.low == y.high ? 0.5 : 0.05 * (y.high - y.low);
+  // What differs in its last digits only is flat: doubles would be too coarse for its ticks.
+  bool const flat = y.high - y.low <= 1e-9 * std::max(std::abs(y.low), std::abs(y.high));
+  double const margin = flat ? 0.5 : 0.05 * (y.high - y.low);
   double const low = y.low >= 0 ? std::max(0.0, y.low - margin) : y.low - margin;
   return {axis{x.low, x.high, left, width - right, c.log_x},
           axis{low, y.high + margin, height - bottom, top, false}};

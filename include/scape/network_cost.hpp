@@ -65,7 +65,7 @@ struct network_cost {
 
   //! Seconds of a reduce-scatter or an all-gather that brings `bytes` to each rank; on one level,
   //! exchange_rounds() * latency + bytes * inverse_bandwidth. Throws argument_error if `ranks` or
-  //! ranks_per_node is below 1, or `ranks` more than one node and not a multiple of ranks_per_node.
+  //! ranks_per_node is below 1, or `ranks` more than one node and not a multiple of it.
   [[nodiscard]] double exchange(int ranks, double bytes) const {
     auto const [nodes, within] = split("network_cost::exchange", ranks);
     if (ranks == 1) return 0;
@@ -81,8 +81,8 @@ struct network_cost {
   [[nodiscard]] double all_reduce(int ranks, double bytes) const {
     auto const [nodes, within] = split("network_cost::all_reduce", ranks);
     auto const seconds = [&](link_cost const& level, int members) {
-      return exchange_rounds(exchange_algorithm::tree, members) *
-             (level.latency + bytes * level.inverse_bandwidth);
+      auto const rounds = exchange_rounds(exchange_algorithm::tree, members);
+      return rounds * level.latency + rounds * bytes * level.inverse_bandwidth;
     };
     return seconds(inside, within) + seconds(link, nodes);
   }
@@ -148,7 +148,7 @@ struct exchange_sample {
     across += rest * rest;
     across1 += rest;
   });
-  detail::expect(across > 1e-20 * bb, op,
+  detail::expect(aa > 0 && across > 1e-20 * bb, op,
                  "the samples cannot tell latency from bandwidth; give at least two sizes");
   double const inverse_bandwidth = across1 / across;
   double const latency = (a1 - ab * inverse_bandwidth) / aa;

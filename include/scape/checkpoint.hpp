@@ -116,8 +116,8 @@ class checkpoint_directory {
     if (same_ranks) {
       optimizer.load(ctx, states.front());
     } else {
-      std::vector<std::istream*> files;
-      for (auto& in : states) files.push_back(&in);
+      std::vector<std::istream*> files(states.size());
+      std::ranges::transform(states, files.begin(), [](auto& in) { return &in; });
       optimizer.load(ctx, std::span<std::istream* const>(files));
     }
     return set;

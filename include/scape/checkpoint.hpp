@@ -67,8 +67,11 @@ class checkpoint_directory {
     detail::caller const who{"checkpoint_directory::save", optimizer.rank(), l.shards()};
     detail::expect_equal(who, "the length of weights", std::ssize(weights), l.size());
     checkpoint_set const now{optimizer.steps(), l.shards()};
-    std::error_code shows_when_writing;
-    std::filesystem::create_directories(folder_, shows_when_writing);
+    std::error_code error;
+    std::filesystem::create_directories(folder_, error);
+    if (error) {
+      detail::fail_checkpoint(who, "cannot write '" + folder_.string() + "': " + error.message());
+    }
     detail::write_durably(who, path(now, optimizer.rank()), [&](std::ostream& out) {
       write_weights(who, out, l, weights);
       optimizer.save(ctx, out);

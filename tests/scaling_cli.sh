@@ -50,6 +50,9 @@ refuse '--parameters' --parameters 0
 refuse '--density' --density 1.5
 refuse '--density' --density nan
 refuse '--link' --link 0
+refuse '--memory' --memory 1e-307
+refuse '--offload' --offload 1e-320
+refuse '--flops' --flops 1e-290
 refuse '--to' --from 8 --to 4
 refuse '--algorithm' --algorithm star
 refuse 'element has 3 bytes' --value-bytes 3
@@ -80,6 +83,7 @@ for ranks in 8 64 1024 10240; do
   between "$(cell default 'SCAPE 90 %' $ranks speedup)" \
     "$(cell default 'SCAPE 99 %' $ranks speedup)" 10
 done
+predict flat --flops 1  # efficiencies that differ in their last digits only
 predict tree --algorithm tree
 between "$(cell default 'SCAPE 99 %' 10240 speedup)" "$(cell tree 'SCAPE 99 %' 10240 speedup)" 20
 

@@ -23,7 +23,7 @@ namespace {
 using pipeline_checks::causal;
 using pipeline_checks::drift_bound;
 using pipeline_checks::facts_of;
-using pipeline_checks::longest_hesitation;
+using pipeline_checks::hesitations;
 using scape::stage_action;
 using scape::stage_schedule;
 using scape::testing::rejects;
@@ -118,7 +118,7 @@ void check(simulation const& s, int stages, std::int64_t window, std::int64_t mi
     CHECK(schedule.peak_in_flight() == f.peak);
     CHECK(schedule.version() == f.steps);
   }
-  if (!flush) CHECK(longest_hesitation(s.logs) == 0);
+  if (!flush) CHECK(std::ranges::max(hesitations(s.logs)) == 0);
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ void run_all(options const& o, train_gpt::corpus const& text, grid& places) {
                row.loss ? fmt::format(", loss {:.4f}", *row.loss) : std::string());
   }
   if (places.process() != 0) return;
-  fmt::print("{}\nReport: {}\n", text(summary_table(o, summarise(o, results))),
+  fmt::print("{}\nReport: {}\n", bench::text(summary_table(o, summarise(o, results))),
              (o.training.out / "report.html").string());
 }
 

@@ -167,14 +167,15 @@ bench::table summary_table(options const& o, std::span<summary_row const> rows) 
   auto const loss = best_flush(rows, &summary_row::loss);
   auto const time = best_flush(rows, &summary_row::to_target);
   for (auto const& r : rows) {
-    std::vector<std::string> cells = {r.spec.label(),
-                                      fmt::format("{:.2f}", r.seconds),
-                                      fmt::format("{:.3f}", r.utilisation),
-                                      fmt::format("{:.3f}", r.ideal),
-                                      std::to_string(r.max_drift),
-                                      std::to_string(r.drift_bound),
-                                      fmt::format("{:.0f}", r.activation_bytes / 1024.0),
-                                      std::to_string(r.skipped)};
+    std::vector<std::string> cells = {
+        r.spec.label(),
+        fmt::format("{:.2f}", r.seconds),
+        fmt::format("{:.3f}", r.utilisation),
+        fmt::format("{:.3f}", r.ideal),
+        std::to_string(r.max_drift),
+        std::to_string(r.drift_bound),
+        fmt::format("{:.0f}", static_cast<double>(r.activation_bytes) / 1024),
+        std::to_string(r.skipped)};
     if (trains) {
       cells.push_back(number(r.loss, "{:.4f}"));
       cells.push_back(number(r.loss_spread, "{:.4f}"));

@@ -19,19 +19,19 @@ namespace paci {
 
 //! One run, or the means over the runs that differ in the seed alone.
 struct summary_row {
-  run_spec spec;
+  run_spec spec = {};
   std::int64_t seeds = 1;
   double seconds = 0;      //!< from the first pass to the last
   double utilisation = 0;  //!< see full_seconds()
   //! What equal stages without communication would reach.
   double ideal = 0;
-  std::int64_t max_drift = 0;         //!< of the stage with the largest one
-  std::int64_t drift_bound = 0;       //!< the same
-  std::int64_t activation_bytes = 0;  //!< largest of a stage
-  std::int64_t skipped = 0;           //!< steps, of the stage with most
-  std::optional<double> loss;         //!< on the held-out text, at the end
-  std::optional<double> loss_spread;  //!< largest minus smallest over the seeds
-  std::optional<double> to_target;    //!< seconds until the target loss
+  std::int64_t max_drift = 0;              //!< of the stage with the largest one
+  std::int64_t drift_bound = 0;            //!< the same
+  std::int64_t activation_bytes = 0;       //!< largest of a stage
+  std::int64_t skipped = 0;                //!< steps, of the stage with most
+  std::optional<double> loss = {};         //!< on the held-out text, at the end
+  std::optional<double> loss_spread = {};  //!< largest minus smallest over the seeds
+  std::optional<double> to_target = {};    //!< seconds until the target loss
 };
 
 //! The time a run would take if the slowest stage never waited: its passes' nominal times, or, if

@@ -77,8 +77,8 @@ stage_facts facts_of(std::vector<Event> const& log, int stages, int stage, std::
 
 //! When each micro-batch's pass of one kind ended.
 template <class Event>
-auto ends_of(std::vector<Event> const& log, scape::stage_action action) {
-  std::vector<decltype(Event::end)> ends;
+std::vector<std::int64_t> ends_of(std::vector<Event> const& log, scape::stage_action action) {
+  std::vector<std::int64_t> ends;
   for (auto const& e : log) {
     if (e.action == action) ends.push_back(e.end);
   }
@@ -104,27 +104,27 @@ bool causal(std::vector<std::vector<Event>> const& logs) {
   return true;
 }
 
-//! The longest time that a stage did nothing although its next event could have begun: its input
-//! was there and it had nothing else to do. Without a flush nothing else holds a stage back.
+//! The times for which stages did nothing although their next event could have begun: its input
+//! was there and they had nothing else to do. Without a flush nothing else holds a stage back.
 template <class Event>
-auto longest_hesitation(std::vector<std::vector<Event>> const& logs) {
+std::vector<std::int64_t> hesitations(std::vector<std::vector<Event>> const& logs) {
   using enum scape::stage_action;
-  decltype(Event::end) longest = 0;
+  std::vector<std::int64_t> all;
   for (std::size_t i = 0; i < logs.size(); ++i) {
-    std::vector<decltype(Event::end)> produced, returned;
+    std::vector<std::int64_t> produced, returned;
     if (i > 0) produced = ends_of(logs[i - 1], forward);
     if (i + 1 < logs.size()) returned = ends_of(logs[i + 1], backward);
-    decltype(Event::end) free = 0;
+    std::int64_t free = logs[i].front().begin;
     for (auto const& e : logs[i]) {
       auto possible = free;
       auto const m = static_cast<std::size_t>(e.micro_batch);
       if (e.action == forward && i > 0) possible = std::max(possible, produced[m]);
       if (e.action == backward && i + 1 < logs.size()) possible = std::max(possible, returned[m]);
-      longest = std::max(longest, e.begin - possible);
+      all.push_back(e.begin - possible);
       free = e.end;
     }
   }
-  return longest;
+  return all;
 }
 
 }  // namespace pipeline_checks

@@ -168,6 +168,20 @@ std::vector<point> thin(std::vector<point> const& points, std::size_t count) {
   return kept;
 }
 
+std::vector<double> smooth(std::vector<double> const& values) {
+  double const decay = std::exp(-50.0 / std::max<double>(50, static_cast<double>(values.size())));
+  double mean = 0, weight = 0;
+  std::vector<double> out;
+  for (double const value : values) {
+    if (std::isfinite(value)) {
+      mean = decay * mean + (1 - decay) * value;
+      weight = decay * weight + (1 - decay);
+    }
+    out.push_back(mean / weight);
+  }
+  return out;
+}
+
 std::string figure_html(chart const& c) {
   auto const [x, y] = make_axes(c);
   static constexpr double plot_width = width - left - right, plot_height = height - top - bottom;

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//! @file
+//! Adam in the eigenbasis of a weight matrix's gradients (basis rotation, arXiv 2602.03515; with
+//! the default options SOAP, arXiv 2409.11321). Stale gradients harm Adam where the Hessian's
+//! eigenvectors are far from the coordinate axes; rotated, it bears the delay of an asynchronous
+//! pipeline much better.
+//!
+//! Needs Eigen 3.4, which the caller's build has to provide, and so is not part of scape.hpp. For
+//! the host only: on a GPU it would need a BLAS and a batched QR, which is not the small kernel
+//! that the other headers have.
+
+#include <Eigen/Core>
+#include <Eigen/Eigenvalues>
+#include <Eigen/QR>
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <scape/error.hpp>
+#include <scape/optim/options.hpp>
+
+namespace scape {
+
+//! Whose eigenvectors the basis is made of.
+enum class rotation_source : std::uint8_t {
+  first_moment,  //!< M M^T and M^T M, "1st": nothing to store
+  second_moment  //!< running means of G G^T and G^T G, "2nd"
+};
+
+enum class rotation_geometry : std::uint8_t {
+  unilateral,  //!< the side of the smaller dimension alone, the left one of a square
+  bilateral
+};
+
+enum class epsilon_place : std::uint8_t {
+  outside_root,  //!< M / (sqrt(V) + eps), as in Adam and SOAP
+  inside_root    //!< M / sqrt(V + eps), as in the paper on basis rotation
+};
+
+struct rotated_adam_options {
+  rotation_source source = rotation_source::second_moment;
+  rotation_geometry geometry = rotation_geometry::bilateral;
+  std::int64_t refresh_interval = 10;     //!< steps; 0: the first basis stays
+  std::int64_t dimension_limit = 10'000;  //!< longer sides are not rotated
+  float beta1 = 0.9F;
+  float beta2 = 0.95F;  //!< of the rotated second moment, and of G G^T and G^T G
+  float epsilon = 1e-8F;
+  epsilon_place epsilon_at = epsilon_place::outside_root;
+  float weight_decay = 0;  //!< decoupled
+  bool bias_correction = true;
+};
+
+namespace detail {
+
+using rotation_matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+//! The eigenvectors of the symmetric `s`, by descending eigenvalue; the largest component of each
+//! is positive.
+inline rotation_matrix eigenbasis(Eigen::MatrixXd const& s) {
+  Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> const solver(s);
+  Eigen::MatrixXd vectors = solver.eigenvectors().rowwise().reverse();
+  for (auto column : vectors.colwise()) {
+    Eigen::Index largest = 0;
+    column.cwiseAbs().maxCoeff(&largest);
+    if (column(largest) < 0) column = -column;
+  }
+  return vectors.cast<float>();
+}
+
+//! One step of orthogonal iteration towards the eigenvectors of the positive semidefinite `s`. The
+//! columns are first put in descending order of their Rayleigh quotients; returns that order.
+//! Each new column lies within a right angle of s times the old one.
+inline std::vector<Eigen::Index> iterate_eigenbasis(Eigen::MatrixXd const& s,
+                                                    rotation_matrix& basis) {
+  Eigen::MatrixXd const old = basis.cast<double>();
+  Eigen::MatrixXd const image = s * old;
+  Eigen::VectorXd const quotients = old.cwiseProduct(image).colwise().sum();
+  std::vector<Eigen::Index> order(static_cast<std::size_t>(basis.cols()));
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(
+      order, [&](Eigen::Index a, Eigen::Index b) { return quotients(a) > quotients(b); });
+
+  Eigen::HouseholderQR<Eigen::MatrixXd> const qr(image(Eigen::all, order));
+  Eigen::MatrixXd vectors = qr.householderQ();
+  for (Eigen::Index i = 0; i < vectors.cols(); ++i) {
+    if (qr.matrixQR()(i, i) < 0) vectors.col(i) *= -1;
+  }
+  basis = vectors.cast<float>();
+  return order;
+}
+
+inline void expect_valid(caller op, rotated_adam_options const& o) {
+  expect(o.refresh_interval >= 0, op, "refresh_interval is negative; 0 keeps the first basis");
+  expect(o.dimension_limit >= 0, op, "dimension_limit is negative; 0 rotates nothing");
+  expect(o.beta1 >= 0 && o.beta1 < 1, op, "beta1 is outside [0, 1)");
+  expect(o.beta2 >= 0 && o.beta2 < 1, op, "beta2 is outside [0, 1)");
+  expect(o.epsilon > 0 && std::isfinite(o.epsilon), op, "epsilon is not a positive number");
+  expect(std::isfinite(o.weight_decay), op, "weight_decay is not finite");
+}
+
+}  // namespace detail
+
+//! The optimizer of one m x n weight matrix, row by row in memory. With U (m x m) and V (n x n)
+//! orthogonal and G the gradient, at step t
+//!
+//!     M  = b1 M + (1 - b1) G                        in the original basis
+//!     v  = b2 v + (1 - b2) (U^T G V)^2              in the rotated basis, element by element
+//!     W -= lr [ U (U^T M V / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)) V^T + wd W ]
+//!
+//! and then, every refresh_interval steps, U moves one step of orthogonal iteration (a product and
+//! a Householder QR, in double) towards the eigenvectors of the source, columns by descending
+//! eigenvalue; v is permuted with the columns, never rotated. The same for V. As in SOAP the
+//! refresh ends a step, so that no gradient is seen in a basis it had a part in, and the very first
+//! gradient makes the first basis, by an eigendecomposition, and moves nothing.
+//!
+//! Sides of length 1 or beyond dimension_limit, and all sides of a vector, keep the identity; a
+//! matrix without a rotated side is under plain Adam from its first gradient on.
+//!
+//! Owns its state; a step allocates nothing of note, a refresh does.
+class rotated_adam {
+ public:
+  rotated_adam(std::int64_t rows, std::int64_t columns, rotated_adam_options const& options = {})
+      : options_(options), rows_(rows), columns_(columns) {
+    constexpr auto op = "rotated_adam";
+    detail::expect_valid(op, options);
+    detail::expect(rows >= 1 && columns >= 1, op, [&] {
+      return "the matrix has " + std::to_string(rows) + " rows and " + std::to_string(columns) +
+             " columns, at least one of each is needed";
+    });
+    bool const both = options.geometry == rotation_geometry::bilateral;
+    auto const rotated = [&](std::int64_t length, bool wanted) {
+      return wanted && rows > 1 && columns > 1 && length <= options.dimension_limit;
+    };
+    left_.rotated = rotated(rows, both || rows <= columns);
+    right_.rotated = rotated(columns, both || columns < rows);
+    m_.setZero(rows, columns);
+    v_.setZero(rows, columns);
+  }
+
+  //! `weights` and `gradient` hold rows * columns elements. Returns false and changes nothing if
+  //! the gradient has an Inf or a NaN.
+  bool step(std::span<float> weights, std::span<float const> gradient, float lr) {
+    constexpr auto op = "rotated_adam::step";
+    detail::expect_equal(op, "the length of weights", std::ssize(weights), size());
+    detail::expect_equal(op, "the length of gradient", std::ssize(gradient), size());
+    detail::expect(std::isfinite(lr), op, "the learning rate is not finite");
+    const_map const g(gradient.data(), rows_, columns_);
+    if (!g.allFinite()) return false;
+    if (rotates() && left_.basis.size() + right_.basis.size() == 0) {
+      make_basis(g);
+      return true;
+    }
+
+    ++steps_;
+    m_ = options_.beta1 * m_ + (1 - options_.beta1) * g;
+    rotate(g, rotated_);
+    v_ = options_.beta2 * v_ + (1 - options_.beta2) * rotated_.cwiseAbs2();
+    rotate(m_, rotated_);
+    normalise();
+    rotate_back(rotated_, change_);
+    map w(weights.data(), rows_, columns_);
+    w -= lr * (change_ + options_.weight_decay * w);
+
+    learn(g);
+    bool const due = options_.refresh_interval > 0 && steps_ % options_.refresh_interval == 0;
+    if (due && rotates()) refresh();
+    return true;
+  }
+
+  //! `out` = U^T `in` V, rows * columns elements each.
+  void rotate(std::span<float const> in, std::span<float> out) {
+    expect_lengths("rotated_adam::rotate", in, out);
+    rotate(const_map(in.data(), rows_, columns_), rotated_);
+    std::copy_n(rotated_.data(), size(), out.data());
+  }
+  //! `out` = U `in` V^T.
+  void rotate_back(std::span<float const> in, std::span<float> out) {
+    expect_lengths("rotated_adam::rotate_back", in, out);
+    rotate_back(const_map(in.data(), rows_, columns_), change_);
+    std::copy_n(change_.data(), size(), out.data());
+  }
+
+  [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
+  [[nodiscard]] std::int64_t columns() const noexcept { return columns_; }
+  [[nodiscard]] std::int64_t size() const noexcept { return rows_ * columns_; }
+  [[nodiscard]] bool rotates() const noexcept { return left_.rotated || right_.rotated; }
+  //! Steps that moved the weights, unless by a learning rate of 0.
+  [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
+  //! The first basis not counted.
+  [[nodiscard]] std::int64_t refreshes() const noexcept { return refreshes_; }
+
+  [[nodiscard]] std::span<float const> first_moment() const noexcept { return view(m_); }
+  //! In the rotated basis.
+  [[nodiscard]] std::span<float const> second_moment() const noexcept { return view(v_); }
+  //! U and V, a basis vector per column; empty for the identity, and before the first gradient.
+  [[nodiscard]] std::span<float const> left() const noexcept { return view(left_.basis); }
+  [[nodiscard]] std::span<float const> right() const noexcept { return view(right_.basis); }
+
+ private:
+  using matrix = detail::rotation_matrix;
+  using map = Eigen::Map<matrix>;
+  using const_map = Eigen::Map<matrix const>;
+
+  struct side {
+    bool rotated = false;
+    matrix basis;       // empty until the first gradient
+    matrix covariance;  // running mean of the gradients' products; rotation_source::second_moment
+  };
+
+  static std::span<float const> view(matrix const& a) noexcept {
+    return {a.data(), static_cast<std::size_t>(a.size())};
+  }
+  void expect_lengths(detail::caller op, std::span<float const> in, std::span<float> out) const {
+    detail::expect_equal(op, "the length of in", std::ssize(in), size());
+    detail::expect_equal(op, "the length of out", std::ssize(out), size());
+  }
+
+  template <class In>
+  void rotate(In const& in, matrix& out) {
+    if (left_.basis.size() > 0) {
+      out.noalias() = left_.basis.transpose() * in;
+    } else {
+      out = in;
+    }
+    if (right_.basis.size() == 0) return;
+    product_.noalias() = out * right_.basis;
+    out.swap(product_);
+  }
+  template <class In>
+  void rotate_back(In const& in, matrix& out) {
+    if (left_.basis.size() > 0) {
+      out.noalias() = left_.basis * in;
+    } else {
+      out = in;
+    }
+    if (right_.basis.size() == 0) return;
+    product_.noalias() = out * right_.basis.transpose();
+    out.swap(product_);
+  }
+
+  //! Divides the rotated first moment by the root of the second one.
+  void normalise() {
+    auto const first = options_.bias_correction ? correction(options_.beta1) : 1.0F;
+    auto const second = options_.bias_correction ? correction(options_.beta2) : 1.0F;
+    auto const m = rotated_.array() * first;
+    auto const v = v_.array() * second;
+    if (options_.epsilon_at == epsilon_place::outside_root) {
+      rotated_.array() = m / (v.sqrt() + options_.epsilon);
+    } else {
+      rotated_.array() = m / (v + options_.epsilon).sqrt();
+    }
+  }
+  [[nodiscard]] float correction(float beta) const noexcept {
+    return detail::bias_correction(beta, steps_);
+  }
+
+  //! Adds the gradient's products to the running means.
+  void learn(const_map const& g) {
+    if (options_.source == rotation_source::first_moment) return;
+    auto const weight = 1 - options_.beta2;
+    auto const add = [&](side& s, auto const& a) {
+      if (!s.rotated) return;
+      s.covariance *= options_.beta2;
+      s.covariance.noalias() += weight * a * a.transpose();
+    };
+    add(left_, g);
+    add(right_, g.transpose());
+  }
+
+  void make_basis(const_map const& g) {
+    Eigen::MatrixXd const wide = g.cast<double>();
+    auto const make = [&](side& s, auto const& a) {
+      if (!s.rotated) return;
+      s.basis = detail::eigenbasis(a * a.transpose());
+      if (options_.source == rotation_source::second_moment)
+        s.covariance.setZero(a.rows(), a.rows());
+    };
+    make(left_, wide);
+    make(right_, wide.transpose());
+    learn(g);
+  }
+
+  void refresh() {
+    auto const iterate = [&](side& s, auto const& m) {
+      return options_.source == rotation_source::first_moment
+                 ? detail::iterate_eigenbasis(m * m.transpose(), s.basis)
+                 : detail::iterate_eigenbasis(s.covariance.cast<double>(), s.basis);
+    };
+    Eigen::MatrixXd const m = m_.cast<double>();
+    if (left_.rotated) v_ = v_(iterate(left_, m), Eigen::all).eval();
+    if (right_.rotated) v_ = v_(Eigen::all, iterate(right_, m.transpose())).eval();
+    ++refreshes_;
+  }
+
+  rotated_adam_options options_;
+  std::int64_t rows_, columns_;
+  std::int64_t steps_ = 0, refreshes_ = 0;
+  side left_, right_;
+  matrix m_, v_;
+  matrix rotated_, product_, change_;  // scratch
+};
+
+//! How the refreshes of a model are dealt out to its matrices.
+enum class refresh_budget : std::uint8_t {
+  uniform,
+  stage_aware,  //!< in proportion to the delay of the matrix's gradient
+  inverse       //!< the wrong way round, as a control: the stalest gradient has the smallest share
+};
+
+//! Refresh intervals of matrices whose gradients come `delays` steps late, which cost in all what
+//! `interval` for each of them would, but for rounding and for shares beyond a refresh per step. A
+//! matrix without a share has the interval 0: it keeps its first basis.
+[[nodiscard]] inline std::vector<std::int64_t> refresh_intervals(
+    std::span<std::int64_t const> delays, std::int64_t interval, refresh_budget budget) {
+  constexpr auto op = "refresh_intervals";
+  detail::expect(interval >= 1, op, "the interval is below 1");
+  detail::expect(std::ranges::all_of(delays, [](std::int64_t d) { return d >= 0; }), op,
+                 "a delay is negative");
+  std::vector<std::int64_t> intervals(delays.size(), interval);
+  if (delays.empty()) return intervals;
+  auto const ends = std::ranges::minmax(delays);
+  auto const share = [&](std::int64_t delay) {
+    return static_cast<double>(budget == refresh_budget::inverse ? ends.min + ends.max - delay
+                                                                 : delay);
+  };
+  double sum = 0;
+  for (auto const delay : delays) sum += share(delay);
+  if (budget == refresh_budget::uniform || sum == 0) return intervals;
+  auto const mean = sum / static_cast<double>(delays.size());
+  for (std::size_t i = 0; i < delays.size(); ++i) {
+    auto const own = share(delays[i]);
+    intervals[i] = own == 0 ? 0
+                            : std::max<std::int64_t>(
+                                  1, std::llround(static_cast<double>(interval) * mean / own));
+  }
+  return intervals;
+}
+
+}  // namespace scape

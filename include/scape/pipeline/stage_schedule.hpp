@@ -4,8 +4,8 @@
 //! @file
 //! What one stage of a training pipeline may do next, and which version of its weights that meets.
 //!
-//!     scape::stage_schedule schedule({.stages = 8, .stage = 2, .window = 4, .micro_batches =
-//!     4000}); while (!schedule.finished()) {
+//!     scape::stage_schedule schedule({.stages = 8, .stage = 2, .window = 4, .micro_batches = 64});
+//!     while (!schedule.finished()) {
 //!       switch (schedule.next(activation_is_here(), gradient_is_here())) {
 //!         case scape::stage_action::forward:  forward(schedule.forward());    break;
 //!         case scape::stage_action::backward: accumulate(schedule.backward()); break;

@@ -43,6 +43,7 @@ struct run_result {
   run_spec spec;
   std::vector<stage_result> places;  //!< by number_of()
   std::vector<validation_point> validation;
+  std::uint64_t weights_hash = 0;  //!< of the last weights of all stages
 };
 
 //! Collective over the grid's processes: one run. Complete on process 0; elsewhere only `spec`.

@@ -191,14 +191,16 @@ bench::table summary_table(options const& o, std::span<summary_row const> rows) 
 std::string summary_csv(options const& o, std::span<run_result const> results) {
   std::string out =
       "run,seed,window,stages,replicas,micro_batches,seconds,utilisation,ideal_utilisation,"
-      "max_drift,drift_bound,activation_bytes,skipped_steps,validation_loss,seconds_to_target\n";
+      "max_drift,drift_bound,activation_bytes,skipped_steps,validation_loss,seconds_to_target,"
+      "weights_hash\n";
   for (auto const& result : results) {
     auto const r = row_of(o, result, results);
     fmt::format_to(std::back_inserter(out),
-                   "{},{},{},{},{},{},{:.6f},{:.6f},{:.6f},{},{},{},{},{},{}\n", r.spec.name(),
-                   r.spec.seed, r.spec.window, o.stages, o.replicas, o.micro_batches, r.seconds,
-                   r.utilisation, r.ideal, r.max_drift, r.drift_bound, r.activation_bytes,
-                   r.skipped, number(r.loss, "{}"), number(r.to_target, "{}"));
+                   "{},{},{},{},{},{},{:.6f},{:.6f},{:.6f},{},{},{},{},{},{},{:016x}\n",
+                   r.spec.name(), r.spec.seed, r.spec.window, o.stages, o.replicas, o.micro_batches,
+                   r.seconds, r.utilisation, r.ideal, r.max_drift, r.drift_bound,
+                   r.activation_bytes, r.skipped, number(r.loss, "{}"), number(r.to_target, "{}"),
+                   result.weights_hash);
   }
   return out;
 }

@@ -10,8 +10,10 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
+#include <mutex>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -126,7 +128,10 @@ void in_any_order(std::vector<std::function<Handle()>> starts,
 //! Memory that stays, as that of an operation that fails has to over MPI.
 template <class T>
 std::span<T> kept(std::int64_t n) {
-  return {new T[at(n)](), at(n)};
+  static std::mutex mutex;
+  static auto& all = *new std::deque<std::vector<T>>;
+  std::lock_guard const lock(mutex);
+  return all.emplace_back(at(n));
 }
 
 template <class Comm>

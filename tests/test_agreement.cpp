@@ -9,3 +9,4 @@ using namespace scape::testing;
 TEST_CASE_TEMPLATE_INVOKE(agreement_1, thread_backend);
 TEST_CASE_TEMPLATE_INVOKE(agreement_2, thread_backend);
 TEST_CASE_TEMPLATE_INVOKE(agreement_3, thread_backend);
+TEST_CASE_TEMPLATE_INVOKE(agreement_4, thread_backend);

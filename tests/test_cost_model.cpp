@@ -237,6 +237,12 @@ TEST_CASE("bytes are those that the optimizers report") {
   CHECK(same(model.sparse(l, 0.1).bytes, busiest(sparse)));
 }
 
+TEST_CASE("a lone rank is not delayed by a network that takes for ever") {
+  auto o = exact();
+  o.network.link = o.network.inside = {0, std::numeric_limits<double>::max()};
+  CHECK(cost_model(o).dense(1024, 1).total() == cost_model(exact()).dense(1024, 1).total());
+}
+
 TEST_CASE("nothing to send, no elements, no peers") {
   cost_model const model(exact());
   auto const empty = model.sparse(0, 4, 0.5);

@@ -116,6 +116,11 @@ TEST_CASE("ranks that do not fill their nodes are refused") {
                 {"network_cost::exchange", "12 ranks", "nodes of 8", "multiple"}));
   CHECK(rejects([&] { (void)network.all_reduce(0, 1); },
                 {"network_cost::all_reduce", "ranks is 0", "at least 1"}));
+  for (int const none : {0, -1}) {
+    network_cost const nodeless{.ranks_per_node = none};
+    CHECK(rejects([&] { (void)nodeless.exchange(4, 1); }, {"ranks_per_node is below 1"}));
+    CHECK(rejects([&] { (void)nodeless.all_reduce(4, 1); }, {"ranks_per_node is below 1"}));
+  }
 }
 
 TEST_CASE("the fit finds the link behind exact times") {
@@ -193,6 +198,7 @@ TEST_CASE("samples that a fit cannot use are refused") {
   CHECK(refused({{ring, 2, 10, 0}, {ring, 2, 100, 1}}, {"time is not a positive"}));
   CHECK(refused({{ring, 2, 10, nan}, {ring, 2, 100, 1}}, {"time is not a positive"}));
   CHECK(refused({{ring, 2, -1, 1}, {ring, 2, 100, 1}}, {"bytes are not"}));
+  CHECK(refused({{ring, 2, 0, 1e170}, {ring, 2, 1e170, 1e170}}, {"cannot tell"}));
 }
 
 TEST_CASE("a calibration gives every rank the same positive figures") {
@@ -239,5 +245,7 @@ TEST_CASE("calibrations that cannot be fitted are refused before they start") {
   CHECK(refused({.sizes = {0, 64}}, {"below 1 byte"}));
   CHECK(refused({.repetitions = 0}, {"repetitions is below 1"}));
   CHECK(refused({.sizes = {64, std::int64_t{1} << 23}}, {"workspace", "are needed"}));
+  CHECK(
+      rejects([] { (void)scape::calibration_bytes({}, 0); }, {"calibration_bytes", "ranks is 0"}));
   CHECK(comm.all_reduces.calls + comm.gathers.calls + comm.reduce_scatters.calls == 0);
 }

@@ -94,50 +94,111 @@ std::vector<T> test_parameters(gpt_shape const& shape) {
 }  // namespace
 
 TEST_CASE("the tensors cover the parameters without gaps") {
-  gpt_shape const shape{.layers = 3, .width = 12, .heads = 2, .context = 7};
-  std::int64_t end = 0;
-  for (auto const& t : parameter_tensors(shape)) {
-    CHECK(t.offset == end);
-    CHECK(t.length > 0);
-    CHECK(t.one_dimensional == (t.name.ends_with(".bias") || t.name.ends_with(".gain")));
-    end += t.length;
+  for (bool const tied : {true, false}) {
+    gpt_shape const shape{.layers = 3, .width = 12, .heads = 2, .context = 7, .tied = tied};
+    std::int64_t end = 0;
+    for (auto const& t : parameter_tensors(shape)) {
+      CHECK(t.offset == end);
+      CHECK(t.length > 0);
+      CHECK(t.one_dimensional == (t.name.ends_with(".bias") || t.name.ends_with(".gain")));
+      end += t.length;
+    }
+    CHECK(end == parameter_count(shape));
   }
-  CHECK(end == parameter_count(shape));
   CHECK(parameter_count(gpt_shape{}) == 120576);
 }
 
 TEST_CASE("gradients agree with central differences") {
-  gpt_shape const shape{.layers = 2, .width = 8, .heads = 2, .context = 5};
-  std::int64_t const rows = 2;
-  auto parameters = test_parameters<double>(shape);
-  auto const inputs = random_bytes(rows * shape.context, 1);
-  auto const targets = random_bytes(rows * shape.context, 2);
-  gpt<double> model(shape, rows);
-  std::vector<double> gradient(parameters.size(), 99.0);
-  double const loss = model.loss_and_gradient(parameters, inputs, targets, gradient);
-  CHECK(loss == model.loss(parameters, inputs, targets));
+  for (bool const tied : {true, false}) {
+    gpt_shape const shape{.layers = 2, .width = 8, .heads = 2, .context = 5, .tied = tied};
+    std::int64_t const rows = 2;
+    auto parameters = test_parameters<double>(shape);
+    auto const inputs = random_bytes(rows * shape.context, 1);
+    auto const targets = random_bytes(rows * shape.context, 2);
+    gpt<double> model(shape, rows);
+    std::vector<double> gradient(parameters.size(), 99.0);
+    double const loss = model.loss_and_gradient(parameters, inputs, targets, gradient);
+    CHECK(loss == model.loss(parameters, inputs, targets));
 
-  for (auto const& t : parameter_tensors(shape)) {
-    CAPTURE(t.name);
-    double largest = 0, error = 0;
-    for (std::int64_t k = 0; k < std::min<std::int64_t>(t.length, 24); ++k) {
-      // Token embeddings: rows of bytes that occur, and some that do not.
-      auto const i = static_cast<std::size_t>(
-          t.offset + (t.name == "token_embedding" && k < 16
-                          ? inputs[static_cast<std::size_t>(k) % 4] * shape.width + k % 8
-                          : k * t.length / std::min<std::int64_t>(t.length, 24)));
-      double const kept = parameters[i], h = 1e-5;
-      parameters[i] = kept + h;
-      double const above = model.loss(parameters, inputs, targets);
-      parameters[i] = kept - h;
-      double const below = model.loss(parameters, inputs, targets);
-      parameters[i] = kept;
-      largest = std::max(largest, std::abs(gradient[i]));
-      error = std::max(error, std::abs(gradient[i] - (above - below) / (2 * h)));
+    for (auto const& t : parameter_tensors(shape)) {
+      CAPTURE(t.name);
+      double largest = 0, error = 0;
+      for (std::int64_t k = 0; k < std::min<std::int64_t>(t.length, 24); ++k) {
+        // Token embeddings: rows of bytes that occur, and some that do not.
+        auto const i = static_cast<std::size_t>(
+            t.offset + (t.name == "token_embedding" && k < 16
+                            ? inputs[static_cast<std::size_t>(k) % 4] * shape.width + k % 8
+                            : k * t.length / std::min<std::int64_t>(t.length, 24)));
+        double const kept = parameters[i], h = 1e-5;
+        parameters[i] = kept + h;
+        double const above = model.loss(parameters, inputs, targets);
+        parameters[i] = kept - h;
+        double const below = model.loss(parameters, inputs, targets);
+        parameters[i] = kept;
+        largest = std::max(largest, std::abs(gradient[i]));
+        error = std::max(error, std::abs(gradient[i] - (above - below) / (2 * h)));
+      }
+      CHECK(largest > 1e-4);
+      CHECK(error < 1e-7 * largest + 1e-9);
     }
-    CHECK(largest > 1e-4);
-    CHECK(error < 1e-7 * largest + 1e-9);
   }
+}
+
+TEST_CASE("a model in parts is the whole model, bit for bit, with several batches under way") {
+  gpt_shape const shape{.layers = 2, .width = 16, .heads = 2, .context = 6, .tied = false};
+  std::int64_t const rows = 2;
+  std::array<gpt_cut, 4> const cuts = {
+      {{true, 0, 0, false}, {false, 0, 1, false}, {false, 1, 2, false}, {false, 2, 2, true}}};
+  auto const values = test_parameters<float>(shape);
+  aligned_vector<float> const parameters(values.begin(), values.end());
+  std::vector<gpt_part<float>> parts;
+  std::vector<std::span<float const>> part_parameters;
+  std::int64_t end = 0;
+  for (auto const& cut : cuts) {
+    parts.emplace_back(shape, cut, rows, 2);
+    auto const range = parameters_of(shape, cut);
+    CHECK(range.begin == end);
+    end = range.end;
+    part_parameters.push_back(std::span(parameters)
+                                  .subspan(static_cast<std::size_t>(range.begin),
+                                           static_cast<std::size_t>(range.end - range.begin)));
+  }
+  CHECK(end == parameter_count(shape));
+  CHECK(parts[0].slot_bytes() == 0);
+  CHECK(parts[1].slot_bytes() == parts[2].slot_bytes());
+
+  auto const stream = static_cast<std::size_t>(parts[0].stream_size());
+  std::array<std::vector<std::uint8_t>, 2> inputs, targets;
+  std::array<float, 2> losses = {};
+  for (std::size_t batch = 0; batch < 2; ++batch) {
+    inputs[batch] = random_bytes(rows * shape.context, 10 + batch);
+    targets[batch] = random_bytes(rows * shape.context, 20 + batch);
+    aligned_vector<float> in, out(stream);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      losses[batch] =
+          parts[i].forward(batch, part_parameters[i], inputs[batch], targets[batch], in, out);
+      in = out;
+    }
+  }
+  gpt<float> model(shape, rows);
+  for (std::size_t batch = 0; batch < 2; ++batch) {
+    aligned_vector<float> whole_gradient(parameters.size());
+    CHECK(losses[batch] ==
+          model.loss_and_gradient(parameters, inputs[batch], targets[batch], whole_gradient));
+    aligned_vector<float> out_gradient(stream), in_gradient(stream), gradient;
+    for (std::size_t i = parts.size(); i-- > 0;) {
+      aligned_vector<float> part(part_parameters[i].size(), 99.0F);
+      parts[i].backward(batch, part_parameters[i], inputs[batch], targets[batch], out_gradient,
+                        in_gradient, part);
+      out_gradient = in_gradient;
+      gradient.insert(gradient.begin(), part.begin(), part.end());
+    }
+    CHECK(gradient == whole_gradient);
+  }
+}
+
+TEST_CASE("a tied model is not cut") {
+  CHECK_THROWS_AS((gpt_part<float>(gpt_shape{}, {true, 0, 1, false}, 1)), std::invalid_argument);
 }
 
 TEST_CASE("float and double models agree") {
@@ -343,6 +404,8 @@ TEST_CASE("charts cope with any data") {
                            {{1, 1}},
                            {{1, nan}, {2, nan}},
                            {{1, 0}, {2, 0}},
+                           {{0.25, 1}, {0.25, 2}},
+                           {{1, 100}, {2, std::nextafter(100, 0)}},
                            {{1, 1e-9}, {1e9, 1e9}}}) {
     for (bool const log_x : {false, true}) {
       chart const c{"<title>", "x", "y", "", log_x, {{"a & b", 0, line, line}}, {}};

@@ -4,29 +4,14 @@
 # Usage: train_gpt_cli.sh <train_gpt>
 set -u
 program=$1
-[ -x "$program" ] || { echo "no program '$program'"; exit 1; }
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
-cd "$folder" || exit 1
-failures=0
+. "$(dirname "$0")/support/program.sh"
 
-fail() {
-  echo "FAILED: $*"
-  failures=$((failures + 1))
-}
-
-# refuse <words in the message> <arguments...>: exit code 2, one line on stderr, nothing written.
+# refuse <words in the message> <arguments...>
 refuse() {
-  words=$1
+  said=$1
   shift
   "$program" "$@" > stdout 2> stderr
-  code=$?
-  [ "$code" -eq 2 ] || fail "exit code $code, not 2: $*"
-  [ "$(wc -l < stderr)" -eq 1 ] || fail "not one line on stderr: $*"
-  grep -q -e "$words" stderr || fail "no '$words' in '$(cat stderr)': $*"
-  [ -s stdout ] && fail "something on stdout: $*"
-  [ -e out ] && fail "something was written: $*"
-  rm -rf out
+  refused $? 2 "$said" "$@"
 }
 
 # column <name> <csv>: that column of the last line.
@@ -35,11 +20,7 @@ column() {
                         END { print $c }' "$2"
 }
 
-i=0
-while [ $i -lt 400 ]; do
-  echo "line $i of a text that repeats itself, with $((i * i % 97)) and $((i * 7 % 31))"
-  i=$((i + 1))
-done > text
+corpus > text
 small="--corpus text --ranks 3 --batch 2 --layers 1 --width 16 --heads 2 --context 16 --quiet"
 sparse="$small --optimizer scape-adams --density 0.1"
 
@@ -70,7 +51,7 @@ refuse 'no checkpoint' $small --resume --out out
 }
 
 # A whole suite.
-"$program" $small --steps 12 --out suite > stdout 2> stderr || fail "suite: $(cat stderr)"
+"$program" $small --steps 12 --out suite > stdout 2> stderr || fail suite
 [ -s stderr ] && fail "suite: not quiet"
 grep -q 'SCAPE-AdamS 99 %' stdout || fail "suite: no table"
 [ "$(wc -l < suite/summary.csv)" -eq 5 ] || fail "suite: summary.csv"
@@ -118,7 +99,6 @@ done
 printf x |
   dd of=parts-fp32/scape-adams-90-seed1.checkpoint bs=1 seek=3000 conv=notrunc 2> /dev/null
 "$program" $sparse --steps 1500 --resume --out parts-fp32 > stdout 2> stderr
-[ $? -eq 2 ] && grep -q 'damaged' stderr || fail "damaged checkpoint: $(cat stderr)"
+[ $? -eq 2 ] && grep -q 'damaged' stderr || fail "damaged checkpoint"
 
-[ "$failures" -eq 0 ] && echo "all passed"
-exit "$((failures > 0))"
+finish

@@ -19,6 +19,7 @@
 #include <scape/comm/self.hpp>
 #include <scape/cost_model.hpp>
 #include <scape/float16.hpp>
+#include <scape/lagged_mask_allgather.hpp>
 #include <scape/network_cost.hpp>
 #include <scape/optim/adams.hpp>
 #include <scape/optim/dense_optimizer.hpp>
@@ -48,13 +49,13 @@ double received_bytes() {
   return sum;
 }
 
-// A communicator that leaves masks where they are.
+// A communicator that gathers no masks but the first ones.
 class without_masks {
  public:
   using context_type = host_context;
   using handle_type = scape::mpi_handle;
 
-  explicit without_masks(scape::mpi_communicator& comm) : comm_(&comm) {}
+  without_masks(scape::mpi_communicator& comm, std::int64_t first) : comm_(&comm), left_(first) {}
   [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
   [[nodiscard]] int size() const noexcept { return comm_->size(); }
 
@@ -62,7 +63,7 @@ class without_masks {
   handle_type all_gather(host_context const& ctx, std::type_identity_t<std::span<T const>> send,
                          std::span<T> recv, std::span<std::int64_t const> counts) {
     bool const mask = std::is_same_v<T, scape::mask_word> || std::is_same_v<T, std::uint16_t>;
-    if (mask && ++gathered_ > 2) return {};  // the first ones fill the slots
+    if (mask && left_-- <= 0) return {};
     return comm_->all_gather(ctx, send, recv, counts);
   }
   template <class T, class Op = std::plus<>>
@@ -79,7 +80,7 @@ class without_masks {
 
  private:
   scape::mpi_communicator* comm_;
-  int gathered_ = 0;
+  std::int64_t left_;  // masks that are gathered
 };
 
 class trainer {
@@ -96,6 +97,9 @@ class trainer {
   // The dense run and the sparse ones.
   void run(std::function<void(measurement const&)> const& done) {
     auto const model = calibrated();
+    auto narrow = model.options();
+    narrow.value_bytes = s_.wire;
+    scape::cost_model const sparse_model(narrow);
     scape::layout const layout(s_.elements, comm_->size());
     auto options = scape::sparse_optimizer_options::staleness_aware(1);
     auto const finish = [&](measurement m, std::string name, double density,
@@ -128,22 +132,22 @@ class trainer {
       options.lag = s_.lag;
       auto const name = fmt::format("SCAPE {:.6g} %{}", 100 * (1 - density),
                                     s_.masks ? "" : " without mask gather");
-      finish(sparse(layout, options), name, density, model.sparse(layout, density));
+      finish(
+          s_.wire == 2 ? sparse<scape::bfloat16>(layout, options) : sparse<float>(layout, options),
+          name, density, sparse_model.sparse(layout, density));
     }
   }
 
  private:
+  template <class Wire>
   measurement sparse(scape::layout const& layout, scape::sparse_optimizer_options const& options) {
-    if (s_.masks && s_.wire == 2) {
-      return steps<scape::sparse_optimizer<adams, scape::mpi_communicator, scape::bfloat16>>(
-          *comm_, layout, options);
-    }
+    using scape::mpi_communicator;
     if (s_.masks) {
-      return steps<scape::sparse_optimizer<adams, scape::mpi_communicator>>(*comm_, layout,
-                                                                            options);
+      return steps<scape::sparse_optimizer<adams, mpi_communicator, Wire>>(*comm_, layout, options);
     }
-    without_masks comm(*comm_);
-    return steps<scape::sparse_optimizer<adams, without_masks>>(comm, layout, options);
+    // As many as there are slots.
+    without_masks comm(*comm_, scape::lagged_mask_allgather<mpi_communicator>::slots(options.lag));
+    return steps<scape::sparse_optimizer<adams, without_masks, Wire>>(comm, layout, options);
   }
 
   template <class Optimizer, class Comm, class Options>
@@ -159,9 +163,8 @@ class trainer {
       return optimizer.step(ctx, std::span(weights_), std::span<float const>(gradient_),
                             {.lr = 1e-3F});
     };
-    // The first steps are dense; the next ones find out how many the time allows.
-    step();
-    step();
+    // The first steps are dense; the one after the next finds out how many the time allows.
+    for (int t = 0; t <= std::max(s_.lag, 1); ++t) step();
     auto const one = clock::now();
     step();
     std::array<double, 1> const mine = {milliseconds_since(one)};
@@ -169,8 +172,8 @@ class trainer {
     comm.all_reduce(ctx, std::span<double const>(mine), std::span<double>(slowest),
                     scape::maximum{})
         .wait(ctx);
-    auto const count = std::clamp(static_cast<int>(1e3 * s_.seconds / slowest[0]),
-                                  std::min(3, s_.steps), s_.steps);
+    auto const count = static_cast<int>(
+        std::clamp<double>(1e3 * s_.seconds / slowest[0], std::min(3, s_.steps), s_.steps));
 
     comm.barrier(ctx).wait(ctx);
     auto const before = received_bytes();
@@ -209,20 +212,19 @@ class trainer {
   }
 
   // Latency and bandwidth of the network, and of memory while all ranks use it: the passes of a
-  // step of a rank alone, as the model counts their bytes, over their time.
+  // step of a rank alone, as the model counts their bytes, over their time. Of fp32 values, as the
+  // dense optimizer sends them.
   scape::cost_model calibrated() {
-    // The largest one is beyond what a link's queues take at once.
-    scape::calibration_options const c{
-        .sizes = {1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26},
-        .repetitions = 3,
-        .algorithm = scape::exchange_algorithm::direct};
+    // The largest ones are beyond what a link's queues take at once.
+    scape::calibration_options const c{.sizes = {1 << 10, 1 << 20, 1 << 22, 1 << 24, 1 << 26},
+                                       .repetitions = 3,
+                                       .algorithm = scape::exchange_algorithm::direct};
     scape::host_buffer const scratch(scape::calibration_bytes(c, comm_->size()));
     host_context const ctx{scratch.bytes()};
     scape::cost_model_options o;
     o.network.algorithm = c.algorithm;
     o.network.link = scape::calibrate(ctx, *comm_, c);
     o.lag = s_.lag;
-    o.value_bytes = s_.wire;
     o.memory_bandwidth = 1;
     scape::layout const alone(s_.elements, 1);
     scape::self_communicator self;

@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
@@ -21,7 +24,7 @@ measurement const* dense_of(std::vector<measurement> const& all, std::size_t i) 
   for (auto j = i + 1; j-- > 0;) {
     auto const& m = all[j];
     if (m.run == "dense" && m.link == all[i].link && m.hosts == all[i].hosts &&
-        m.elements == all[i].elements) {
+        m.elements == all[i].elements && m.compute == all[i].compute) {
       return &m;
     }
   }
@@ -83,6 +86,7 @@ std::string median_error(std::vector<measurement> const& all) {
 std::string charts(std::vector<measurement> const& all) {
   std::map<int, train_gpt::chart> charts;
   for (auto const& m : all) {
+    if (!std::isfinite(m.bandwidth)) continue;  // a lone host
     auto& c =
         charts
             .try_emplace(m.hosts, train_gpt::chart{fmt::format("Step on {} hosts", m.hosts),
@@ -112,7 +116,51 @@ std::string charts(std::vector<measurement> const& all) {
   return out;
 }
 
+constexpr std::array<char const*, 6> colours = {"#94a3b8", "#a16207", "#0b62c4",
+                                                "#0f7b4f", "#c2410c", "#9333a8"};
+
 }  // namespace
+
+std::string svg(std::vector<measurement> const& all) {
+  constexpr double row = 22, left = 200, width = 960, bar = 600, top = 40;
+  std::string out;
+  auto const to = std::back_inserter(out);
+  auto const rectangle = [&](double x, double y, double w, char const* colour) {
+    fmt::format_to(to, R"(<rect x="{:.1f}" y="{:.1f}" width="{:.2f}" height="15" fill="{}"/>)", x,
+                   y, w, colour);
+  };
+  auto const label = [&](double x, double y, std::string const& text) {
+    fmt::format_to(to, "<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", x, y + 12,
+                   train_gpt::escape_html(text));
+  };
+  auto const height = top + row * static_cast<double>(all.size()) + 10;
+  fmt::format_to(to,
+                 R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}" role="img" )"
+                 R"(font-family="Helvetica, Arial, sans-serif" font-size="12">)"
+                 "<title>Phases of a step, in parts of the dense one</title>\n"
+                 R"(<rect width="100%" height="100%" fill="#ffffff"/>)",
+                 width, height);
+  for (std::size_t i = 0; i < phase_names.size(); ++i) {
+    auto const x = left + 115 * static_cast<double>(i);
+    rectangle(x, 10, 12, colours[i]);
+    label(x + 17, 10, phase_names[i]);
+  }
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    auto const& m = all[i];
+    auto const y = top + row * static_cast<double>(i);
+    auto const* dense = dense_of(all, i);
+    auto const scale = bar / (dense == nullptr ? m.step : std::max(dense->step, m.step));
+    label(10, y, fmt::format("{}, {} hosts: {}", m.link, m.hosts, m.run));
+    auto x = left;
+    for (std::size_t k = 0; k < m.phases.size(); ++k) {
+      rectangle(x, y, m.phases[k] * scale, colours[k]);
+      x += m.phases[k] * scale;
+    }
+    label(std::max(x, left + m.step * scale) + 8, y,
+          fmt::format("{:.1f} ms  {}", m.step, m.run == "dense" ? "" : ratio_to_dense(all, i)));
+  }
+  return out + "</svg>\n";
+}
 
 std::string line(measurement const& m) {
   return fmt::format("{:10} {:2} hosts  {:32} step {:9.1f} ms  model {:9.1f} ms  {:10.3f} MB\n",
@@ -132,7 +180,8 @@ std::string html(std::vector<measurement> const& all, std::string const& command
       "<p>Wall time of whole steps, the slowest rank's, median. Bytes are those that the hosts' "
       "network interfaces have received, headers and launcher included. {}</p>\n",
       train_gpt::report_css, median_error(all));
-  out += charts(all);
+  out += "<figure><figcaption>Phases of a step, in parts of the dense one</figcaption>\n" +
+         svg(all) + "</figure>\n" + charts(all);
   for (auto const& t : {step_table(all), phase_table(all), link_table(all)}) out += html(t);
   return out + fmt::format(
                    "<h2>How it was made</h2>\n<pre>{}</pre>\n<script>{}</script>\n"

@@ -15,6 +15,8 @@ namespace network {
 [[nodiscard]] std::string line(measurement const& m);
 
 [[nodiscard]] std::string text(std::vector<measurement> const& all);
+//! A picture of the phases of all runs, those of a network side by side with its dense run.
+[[nodiscard]] std::string svg(std::vector<measurement> const& all);
 [[nodiscard]] std::string html(std::vector<measurement> const& all, std::string const& command);
 
 }  // namespace network

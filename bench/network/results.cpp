@@ -62,11 +62,16 @@ std::vector<measurement> read(std::filesystem::path const& path) {
       return text;
     };
     measurement m;
-    m.link = cell();
-    m.hosts = std::stoi(cell());
-    m.elements = std::stoll(cell());
-    m.run = cell();
-    for_each_number(m, [&](std::string const&, double& x) { x = std::stod(cell()); });
+    try {
+      m.link = cell();
+      m.hosts = std::stoi(cell());
+      m.elements = std::stoll(cell());
+      m.run = cell();
+      for_each_number(m, [&](std::string const&, double& x) { x = std::stod(cell()); });
+    } catch (std::logic_error const&) {  // stoi and its kin
+      throw std::runtime_error(fmt::format("line {} of '{}' is no measurement of this program",
+                                           result.size() + 2, path.string()));
+    }
     result.push_back(m);
   }
   return result;

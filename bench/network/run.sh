@@ -5,8 +5,8 @@
 #
 # Times steps over real sockets between several hosts on this machine: PROGRAM is build/.../network,
 # built with Open MPI. Every host is a network namespace behind a link of a given speed, shaped in
-# both directions. Default: 2 and 4 hosts, links of 100mbit, 1gbit and 10gbit. Leaves network.csv
-# and network.html in OUT. Needs root and iproute2.
+# both directions. Default: 2 and 4 hosts, links of 100mbit, 1gbit and 10gbit. Leaves network.csv,
+# network.svg and network.html in OUT. Needs root and iproute2.
 set -eu
 program=$1 out=$2
 shift 2

@@ -33,22 +33,26 @@ void require(bool ok, char const* flag, double value, char const* expected) {
   if (!ok) throw usage_error(fmt::format("{} is {:g}, expected {}", flag, value, expected));
 }
 
-void require_positive(char const* flag, double value) {
-  require(value > 0 && std::isfinite(value), flag, value, "a positive number");
+// No less, so that no time becomes infinite.
+constexpr double least_rate = 1e-9;
+
+void require_rate(char const* flag, double value) {
+  require(value >= least_rate && std::isfinite(value), flag, value, "a number from 1e-9");
 }
 
 void check(options const& o, machine const& m) {
   require(o.elements >= 1 && o.elements <= 1'000'000'000'000'000, "--parameters",
           static_cast<double>(o.elements), "1 to 1e15");
-  require_positive("--tokens", static_cast<double>(o.tokens));
-  require_positive("--flops", o.flops);
-  require_positive("--link", m.link_gbits);
-  require_positive("--inside-link", m.inside_gbits);
-  require_positive("--memory", m.memory_gb);
+  require(o.tokens >= 1, "--tokens", static_cast<double>(o.tokens), "1 or more");
+  require_rate("--flops", o.flops);
+  require_rate("--link", m.link_gbits);
+  require_rate("--inside-link", m.inside_gbits);
+  require_rate("--memory", m.memory_gb);
   require(m.link_us >= 0 && m.link_us <= 1e9, "--latency", m.link_us, "0 to 1e9");
   require(m.inside_us >= 0 && m.inside_us <= 1e9, "--inside-latency", m.inside_us, "0 to 1e9");
-  require(m.offload_gb >= 0 && std::isfinite(m.offload_gb), "--offload", m.offload_gb,
-          "a positive number, or 0 for a residual in the device's memory");
+  require(m.offload_gb == 0 || (m.offload_gb >= least_rate && std::isfinite(m.offload_gb)),
+          "--offload", m.offload_gb,
+          "a number from 1e-9, or 0 for a residual in the device's memory");
   require(o.cost.lag >= 0, "--lag", o.cost.lag, "0 or more");
   require(o.from >= 1, "--from", o.from, "at least 1");
   require(o.to >= o.from && o.to <= 1 << 24, "--to", o.to, "--from to 2^24");

@@ -89,9 +89,13 @@ std::pair<axis, axis> make_axes(chart const& c) {
     }
   }
   if (x.low > x.high) x = {1, 2};
-  if (x.low == x.high) x = {x.low - 0.5, x.low + 0.5};
+  if (x.low == x.high) {
+    x = c.log_x ? extent{x.low / 2, x.low * 2} : extent{x.low - 0.5, x.low + 0.5};
+  }
   if (!(y.low <= y.high)) y = {0, 1};
-  double const margin = y.low == y.high ? 0.5 : 0.05 * (y.high - y.low);
+  // What differs in its last digits only is flat: doubles would be too coarse for its ticks.
+  bool const flat = y.high - y.low <= 1e-9 * std::max(std::abs(y.low), std::abs(y.high));
+  double const margin = flat ? 0.5 : 0.05 * (y.high - y.low);
   double const low = y.low >= 0 ? std::max(0.0, y.low - margin) : y.low - margin;
   return {axis{x.low, x.high, left, width - right, c.log_x},
           axis{low, y.high + margin, height - bottom, top, false}};
@@ -162,6 +166,20 @@ std::vector<point> thin(std::vector<point> const& points, std::size_t count) {
     kept.push_back(points[i * (points.size() - 1) / (count - 1)]);
   }
   return kept;
+}
+
+std::vector<double> smooth(std::vector<double> const& values) {
+  double const decay = std::exp(-50.0 / std::max<double>(50, static_cast<double>(values.size())));
+  double mean = 0, weight = 0;
+  std::vector<double> out;
+  for (double const value : values) {
+    if (std::isfinite(value)) {
+      mean = decay * mean + (1 - decay) * value;
+      weight = decay * weight + (1 - decay);
+    }
+    out.push_back(mean / weight);
+  }
+  return out;
 }
 
 std::string figure_html(chart const& c) {

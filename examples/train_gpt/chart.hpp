@@ -33,6 +33,9 @@ struct chart {
 //! At most `count` points that keep the first, the last and the shape in between.
 [[nodiscard]] std::vector<point> thin(std::vector<point> const& points, std::size_t count);
 
+//! An exponential mean over about a fiftieth of the values, without the bias of its start.
+[[nodiscard]] std::vector<double> smooth(std::vector<double> const& values);
+
 //! A <figure> with the SVG, its legend, and the data in data-* attributes for the hover script.
 [[nodiscard]] std::string figure_html(chart const& c);
 

@@ -35,11 +35,21 @@ std::vector<tensor> parameter_tensors(gpt_shape const& s) {
   }
   add("final_norm.gain", w, true);
   add("final_norm.bias", w, true);
+  if (!s.tied) add("head.weight", vocabulary * w, false);
   return tensors;
 }
 
 std::int64_t parameter_count(gpt_shape const& s) {
-  return detail::final_gain_offset(s) + 2 * s.width;
+  return detail::final_gain_offset(s) + 2 * s.width + (s.tied ? 0 : vocabulary * s.width);
+}
+
+gpt_cut whole(gpt_shape const& s) { return {true, 0, s.layers, true}; }
+
+parameter_range parameters_of(gpt_shape const& s, gpt_cut const& cut) {
+  auto const block = [&](std::int64_t i) {
+    return detail::blocks_offset(s) + i * detail::block_offsets(s.width).end;
+  };
+  return {cut.embedding ? 0 : block(cut.first), cut.head ? parameter_count(s) : block(cut.last)};
 }
 
 std::vector<float> initial_parameters(gpt_shape const& s, std::uint64_t seed) {
@@ -66,6 +76,6 @@ std::vector<float> initial_parameters(gpt_shape const& s, std::uint64_t seed) {
   return parameters;
 }
 
-template class gpt<float>;
+template class gpt_part<float>;
 
 }  // namespace train_gpt

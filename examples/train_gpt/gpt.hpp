@@ -2,7 +2,8 @@
 #pragma once
 
 //! @file
-//! A small byte-level GPT with hand-written backward pass on one flat parameter vector.
+//! A small byte-level GPT with hand-written backward pass on one flat parameter vector, whole or in
+//! parts.
 
 #include <Eigen/Core>
 #include <cstdint>
@@ -38,22 +39,51 @@ struct tensor {
 template <class T>
 using aligned_vector = std::vector<T, Eigen::aligned_allocator<T>>;
 
-//! Pre-layer-norm transformer with learned positions, GELU (tanh form) and a tied output head.
-//! Owns the activations of one batch: nothing is allocated after construction. One object per
-//! thread. Defined in gpt_definitions.hpp; instantiated for float.
+//! Consecutive layers of a model: the embedding, blocks [first, last), the head. A part without the
+//! embedding starts with a block and one without the head ends with a block, or has none at all.
+struct gpt_cut {
+  bool embedding = true;
+  std::int64_t first = 0, last = 0;
+  bool head = true;
+};
+
+//! All layers.
+[[nodiscard]] gpt_cut whole(gpt_shape const& shape);
+
+//! Where the parameters of a part lie in those of the model: elements [begin, end). Those of parts
+//! that follow each other do so as well, unless the model is tied.
+struct parameter_range {
+  std::int64_t begin = 0, end = 0;
+};
+[[nodiscard]] parameter_range parameters_of(gpt_shape const& shape, gpt_cut const& cut);
+
+//! Part of a pre-layer-norm transformer with learned positions, GELU (tanh form) and an output head
+//! without bias. Owns the activations of `kept` batches, in slots: nothing is allocated after
+//! construction. One object per thread. Defined in gpt_definitions.hpp; instantiated for float.
+//!
+//! `parameters` and gradients are those of the part; `inputs` and `targets` hold batch * context
+//! bytes and are read by the embedding and by the head. The stream between two parts is
+//! stream_size() values; the embedding has no `in`, the head no `out`.
 template <class T>
-class gpt {
+class gpt_part {
  public:
-  //! `batch` rows of `shape.context` bytes each.
-  gpt(gpt_shape const& shape, std::int64_t batch);
+  //! `batch` rows of `shape.context` bytes each. Throws std::invalid_argument if a tied model is to
+  //! be cut.
+  gpt_part(gpt_shape const& shape, gpt_cut const& cut, std::int64_t batch, std::int64_t kept = 1);
 
-  //! Mean cross-entropy in nats per byte. `inputs` and `targets` hold batch * context bytes.
-  T loss(std::span<T const> parameters, std::span<std::uint8_t const> inputs,
-         std::span<std::uint8_t const> targets);
+  //! The head returns the mean cross-entropy in nats per byte, other parts 0.
+  T forward(std::size_t slot, std::span<T const> parameters, std::span<std::uint8_t const> inputs,
+            std::span<std::uint8_t const> targets, std::span<T const> in, std::span<T> out);
 
-  //! The same loss, and its gradient, which overwrites `gradient` (as long as `parameters`).
-  T loss_and_gradient(std::span<T const> parameters, std::span<std::uint8_t const> inputs,
-                      std::span<std::uint8_t const> targets, std::span<T> gradient);
+  //! After the slot's forward, with the same bytes. Overwrites the gradients of the parameters and
+  //! of `in`. The slot must not be used for another backward.
+  void backward(std::size_t slot, std::span<T const> parameters,
+                std::span<std::uint8_t const> inputs, std::span<std::uint8_t const> targets,
+                std::span<T const> out_gradient, std::span<T> in_gradient, std::span<T> gradient);
+
+  [[nodiscard]] std::int64_t stream_size() const noexcept { return tokens_ * shape_.width; }
+  //! Bytes of the activations that one slot keeps.
+  [[nodiscard]] std::int64_t slot_bytes() const;
 
   //! The forward pass with some parameters and the backward pass with others, as where a pipeline
   //! updates its only copy of the weights between the two.
@@ -77,23 +107,28 @@ class gpt {
     matrix mixed;                    // [tokens, width]
     matrix hidden, tanh, activated;  // [tokens, 4 width]
   };
+  struct activations {
+    std::vector<block> blocks;
+    layer_norm final_norm;
+    matrix logits;  // [tokens, vocabulary]; turned into probabilities by cross_entropy
+  };
 
+  void size_norm(layer_norm& norm) const;
   void normalise(T const* gain, matrix const& input, layer_norm& norm) const;
   void normalise_backward(T const* gain, layer_norm const& norm, T* gain_gradient);
   void attend(block& b) const;
   void attend_backward(block const& b);
   void block_forward(T const* parameters, block& b);
   void block_backward(T const* parameters, block const& b, T* gradient);
-  void forward(T const* parameters, std::span<std::uint8_t const> inputs);
-  T cross_entropy(std::span<std::uint8_t const> targets);
+  T cross_entropy(matrix& logits, std::span<std::uint8_t const> targets) const;
 
   gpt_shape shape_;
+  gpt_cut cut_;
   std::int64_t batch_;
   std::int64_t tokens_;
-  std::vector<block> blocks_;
-  layer_norm final_norm_;
+  std::int64_t blocks_offset_, final_gain_offset_, head_offset_;  // inside the part's parameters
+  std::vector<activations> slots_;
   matrix stream_;           // the residual stream, [tokens, width]
-  matrix logits_;           // [tokens, vocabulary]; turned into probabilities by cross_entropy
   matrix stream_gradient_;  // [tokens, width]
   matrix width_gradient_;   // [tokens, width], of whatever fed the stream last
   matrix hidden_gradient_;  // [tokens, 4 width]
@@ -101,6 +136,31 @@ class gpt {
   matrix score_gradient_;   // [context, context]
 };
 
-extern template class gpt<float>;
+extern template class gpt_part<float>;
+
+//! The whole model, on one batch at a time.
+template <class T>
+class gpt {
+ public:
+  //! `batch` rows of `shape.context` bytes each.
+  gpt(gpt_shape const& shape, std::int64_t batch) : part_(shape, whole(shape), batch) {}
+
+  //! Mean cross-entropy in nats per byte. `inputs` and `targets` hold batch * context bytes.
+  T loss(std::span<T const> parameters, std::span<std::uint8_t const> inputs,
+         std::span<std::uint8_t const> targets) {
+    return part_.forward(0, parameters, inputs, targets, {}, {});
+  }
+
+  //! The same loss, and its gradient, which overwrites `gradient` (as long as `parameters`).
+  T loss_and_gradient(std::span<T const> parameters, std::span<std::uint8_t const> inputs,
+                      std::span<std::uint8_t const> targets, std::span<T> gradient) {
+    T const result = loss(parameters, inputs, targets);
+    part_.backward(0, parameters, inputs, targets, {}, {}, gradient);
+    return result;
+  }
+
+ private:
+  gpt_part<T> part_;
+};
 
 }  // namespace train_gpt

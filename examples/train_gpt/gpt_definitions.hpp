@@ -2,9 +2,10 @@
 #pragma once
 
 //! @file
-//! The definitions behind gpt.hpp, for the files that instantiate gpt<T>.
+//! The definitions behind gpt.hpp, for the files that instantiate gpt_part<T>.
 
 #include <cmath>
+#include <stdexcept>
 
 #include "gpt.hpp"
 
@@ -34,6 +35,10 @@ inline std::int64_t blocks_offset(gpt_shape const& s) { return (vocabulary + s.c
 
 inline std::int64_t final_gain_offset(gpt_shape const& s) {
   return blocks_offset(s) + s.layers * block_offsets(s.width).end;
+}
+
+inline std::int64_t head_offset(gpt_shape const& s) {
+  return s.tied ? 0 : final_gain_offset(s) + 2 * s.width;
 }
 
 template <class T>
@@ -69,39 +74,70 @@ constexpr T gelu_b = T(0.044715);
 }  // namespace detail
 
 template <class T>
-gpt<T>::gpt(gpt_shape const& shape, std::int64_t batch)
+gpt_part<T>::gpt_part(gpt_shape const& shape, gpt_cut const& cut, std::int64_t batch,
+                      std::int64_t kept)
     : shape_(shape),
+      cut_(cut),
       batch_(batch),
       tokens_(batch * shape.context),
-      blocks_(static_cast<std::size_t>(shape.layers)),
+      slots_(static_cast<std::size_t>(kept)),
       stream_(tokens_, shape.width),
-      logits_(tokens_, vocabulary),
       stream_gradient_(tokens_, shape.width),
       width_gradient_(tokens_, shape.width),
       hidden_gradient_(tokens_, 4 * shape.width),
       qkv_gradient_(tokens_, 3 * shape.width),
       score_gradient_(shape.context, shape.context) {
-  auto const size_norm = [&](layer_norm& norm) {
-    norm.normalised.resize(tokens_, shape.width);
-    norm.output.resize(tokens_, shape.width);
-    norm.scale.resize(tokens_);
-  };
-  for (auto& b : blocks_) {
-    size_norm(b.attention_norm);
-    size_norm(b.mlp_norm);
-    b.qkv.resize(tokens_, 3 * shape.width);
-    b.probabilities.resize(batch * shape.heads * shape.context, shape.context);
-    b.mixed.resize(tokens_, shape.width);
-    b.hidden.resize(tokens_, 4 * shape.width);
-    b.tanh.resize(tokens_, 4 * shape.width);
-    b.activated.resize(tokens_, 4 * shape.width);
+  if (shape.tied && !(cut.embedding && cut.head)) {
+    throw std::invalid_argument("a model whose head is tied to its embedding cannot be cut");
   }
-  size_norm(final_norm_);
+  auto const begin = parameters_of(shape, cut).begin;
+  blocks_offset_ =
+      detail::blocks_offset(shape) + cut.first * detail::block_offsets(shape.width).end - begin;
+  final_gain_offset_ = detail::final_gain_offset(shape) - begin;
+  head_offset_ = detail::head_offset(shape) - begin;
+  for (auto& slot : slots_) {
+    slot.blocks.resize(static_cast<std::size_t>(cut.last - cut.first));
+    for (auto& b : slot.blocks) {
+      size_norm(b.attention_norm);
+      size_norm(b.mlp_norm);
+      b.qkv.resize(tokens_, 3 * shape.width);
+      b.probabilities.resize(batch * shape.heads * shape.context, shape.context);
+      b.mixed.resize(tokens_, shape.width);
+      b.hidden.resize(tokens_, 4 * shape.width);
+      b.tanh.resize(tokens_, 4 * shape.width);
+      b.activated.resize(tokens_, 4 * shape.width);
+    }
+    if (cut.head) {
+      size_norm(slot.final_norm);
+      slot.logits.resize(tokens_, vocabulary);
+    }
+  }
+}
+
+template <class T>
+void gpt_part<T>::size_norm(layer_norm& norm) const {
+  norm.normalised.resize(tokens_, shape_.width);
+  norm.output.resize(tokens_, shape_.width);
+  norm.scale.resize(tokens_);
+}
+
+template <class T>
+std::int64_t gpt_part<T>::slot_bytes() const {
+  auto const norm = [](layer_norm const& n) {
+    return n.normalised.size() + n.output.size() + n.scale.size();
+  };
+  auto const& slot = slots_.front();
+  std::int64_t values = norm(slot.final_norm) + slot.logits.size();
+  for (auto const& b : slot.blocks) {
+    values += norm(b.attention_norm) + norm(b.mlp_norm) + b.qkv.size() + b.probabilities.size() +
+              b.mixed.size() + b.hidden.size() + b.tanh.size() + b.activated.size();
+  }
+  return values * static_cast<std::int64_t>(sizeof(T));
 }
 
 // `gain` is followed by the bias, as in parameter_tensors().
 template <class T>
-void gpt<T>::normalise(T const* gain, matrix const& input, layer_norm& norm) const {
+void gpt_part<T>::normalise(T const* gain, matrix const& input, layer_norm& norm) const {
   auto const width = static_cast<T>(shape_.width);
   detail::const_row_map<T> const g(gain, shape_.width);
   detail::const_row_map<T> const bias(gain + shape_.width, shape_.width);
@@ -117,7 +153,7 @@ void gpt<T>::normalise(T const* gain, matrix const& input, layer_norm& norm) con
 // width_gradient_ holds the gradient of norm.output; that of the input is added to
 // stream_gradient_.
 template <class T>
-void gpt<T>::normalise_backward(T const* gain, layer_norm const& norm, T* gain_gradient) {
+void gpt_part<T>::normalise_backward(T const* gain, layer_norm const& norm, T* gain_gradient) {
   auto const width = static_cast<T>(shape_.width);
   detail::const_row_map<T> const g(gain, shape_.width);
   detail::row_map<T> g_gradient(gain_gradient, shape_.width);
@@ -138,7 +174,7 @@ void gpt<T>::normalise_backward(T const* gain, layer_norm const& norm, T* gain_g
 }
 
 template <class T>
-void gpt<T>::attend(block& b) const {
+void gpt_part<T>::attend(block& b) const {
   std::int64_t const context = shape_.context;
   std::int64_t const size = shape_.width / shape_.heads;
   T const scale = T(1) / std::sqrt(static_cast<T>(size));
@@ -164,7 +200,7 @@ void gpt<T>::attend(block& b) const {
 
 // width_gradient_ holds the gradient of b.mixed; fills qkv_gradient_.
 template <class T>
-void gpt<T>::attend_backward(block const& b) {
+void gpt_part<T>::attend_backward(block const& b) {
   std::int64_t const context = shape_.context;
   std::int64_t const size = shape_.width / shape_.heads;
   T const scale = T(1) / std::sqrt(static_cast<T>(size));
@@ -191,7 +227,7 @@ void gpt<T>::attend_backward(block const& b) {
 }
 
 template <class T>
-void gpt<T>::block_forward(T const* parameters, block& b) {
+void gpt_part<T>::block_forward(T const* parameters, block& b) {
   detail::block_offsets const at(shape_.width);
   normalise(parameters + at.attention_gain, stream_, b.attention_norm);
   detail::linear(b.attention_norm.output, parameters + at.qkv_weight, parameters + at.qkv_bias,
@@ -214,7 +250,7 @@ void gpt<T>::block_forward(T const* parameters, block& b) {
 
 // stream_gradient_ holds the gradient of the block's output on entry, of its input on return.
 template <class T>
-void gpt<T>::block_backward(T const* parameters, block const& b, T* gradient) {
+void gpt_part<T>::block_backward(T const* parameters, block const& b, T* gradient) {
   detail::block_offsets const at(shape_.width);
   std::int64_t const width = shape_.width;
   detail::linear_gradient(b.activated, stream_gradient_, gradient + at.contract_weight,
@@ -250,28 +286,10 @@ void gpt<T>::block_backward(T const* parameters, block const& b, T* gradient) {
 }
 
 template <class T>
-void gpt<T>::forward(T const* parameters, std::span<std::uint8_t const> inputs) {
-  detail::const_matrix_map<T> const embedding(parameters, vocabulary, shape_.width);
-  detail::const_matrix_map<T> const position(parameters + vocabulary * shape_.width, shape_.context,
-                                             shape_.width);
-  for (std::int64_t i = 0; i < tokens_; ++i) {
-    stream_.row(i) =
-        embedding.row(inputs[static_cast<std::size_t>(i)]) + position.row(i % shape_.context);
-  }
-  std::int64_t offset = detail::blocks_offset(shape_);
-  for (auto& b : blocks_) {
-    block_forward(parameters + offset, b);
-    offset += detail::block_offsets(shape_.width).end;
-  }
-  normalise(parameters + detail::final_gain_offset(shape_), stream_, final_norm_);
-  logits_.noalias() = final_norm_.output * embedding.transpose();
-}
-
-template <class T>
-T gpt<T>::cross_entropy(std::span<std::uint8_t const> targets) {
+T gpt_part<T>::cross_entropy(matrix& logits, std::span<std::uint8_t const> targets) const {
   double total = 0;
   for (std::int64_t i = 0; i < tokens_; ++i) {
-    auto row = logits_.row(i).array();
+    auto row = logits.row(i).array();
     T const largest = row.maxCoeff();
     T const target = row(targets[static_cast<std::size_t>(i)]) - largest;
     row = (row - largest).exp();
@@ -283,49 +301,81 @@ T gpt<T>::cross_entropy(std::span<std::uint8_t const> targets) {
 }
 
 template <class T>
-T gpt<T>::loss(std::span<T const> parameters, std::span<std::uint8_t const> inputs,
-               std::span<std::uint8_t const> targets) {
-  forward(parameters.data(), inputs);
-  return cross_entropy(targets);
-}
-
-template <class T>
-T gpt<T>::loss_and_gradient(std::span<T const> parameters, std::span<std::uint8_t const> inputs,
-                            std::span<std::uint8_t const> targets, std::span<T> gradient) {
-  return loss_and_gradient(parameters, parameters, inputs, targets, gradient);
-}
-
-template <class T>
-T gpt<T>::loss_and_gradient(std::span<T const> forward_parameters, std::span<T const> parameters,
-                            std::span<std::uint8_t const> inputs,
-                            std::span<std::uint8_t const> targets, std::span<T> gradient) {
-  T const result = loss(forward_parameters, inputs, targets);
-
-  for (std::int64_t i = 0; i < tokens_; ++i) {
-    logits_(i, targets[static_cast<std::size_t>(i)]) -= T(1);
+T gpt_part<T>::forward(std::size_t slot, std::span<T const> parameters,
+                       std::span<std::uint8_t const> inputs, std::span<std::uint8_t const> targets,
+                       std::span<T const> in, std::span<T> out) {
+  auto& kept = slots_[slot];
+  if (cut_.embedding) {
+    detail::const_matrix_map<T> const embedding(parameters.data(), vocabulary, shape_.width);
+    detail::const_matrix_map<T> const position(parameters.data() + vocabulary * shape_.width,
+                                               shape_.context, shape_.width);
+    for (std::int64_t i = 0; i < tokens_; ++i) {
+      stream_.row(i) =
+          embedding.row(inputs[static_cast<std::size_t>(i)]) + position.row(i % shape_.context);
+    }
+  } else {
+    stream_ = detail::const_matrix_map<T>(in.data(), tokens_, shape_.width);
   }
-  logits_ /= static_cast<T>(tokens_);
-  detail::const_matrix_map<T> const embedding(parameters.data(), vocabulary, shape_.width);
-  detail::matrix_map<T> embedding_gradient(gradient.data(), vocabulary, shape_.width);
-  embedding_gradient.noalias() = logits_.transpose() * final_norm_.output;
-  width_gradient_.noalias() = logits_ * embedding;
-  stream_gradient_.setZero();
-  std::int64_t offset = detail::final_gain_offset(shape_);
-  normalise_backward(parameters.data() + offset, final_norm_, gradient.data() + offset);
+  std::int64_t offset = blocks_offset_;
+  for (auto& b : kept.blocks) {
+    block_forward(parameters.data() + offset, b);
+    offset += detail::block_offsets(shape_.width).end;
+  }
+  if (!cut_.head) {
+    detail::matrix_map<T>(out.data(), tokens_, shape_.width) = stream_;
+    return T(0);
+  }
+  normalise(parameters.data() + final_gain_offset_, stream_, kept.final_norm);
+  detail::const_matrix_map<T> const head(parameters.data() + head_offset_, vocabulary,
+                                         shape_.width);
+  kept.logits.noalias() = kept.final_norm.output * head.transpose();
+  return cross_entropy(kept.logits, targets);
+}
 
-  for (auto b = blocks_.rbegin(); b != blocks_.rend(); ++b) {
+template <class T>
+void gpt_part<T>::backward(std::size_t slot, std::span<T const> parameters,
+                           std::span<std::uint8_t const> inputs,
+                           std::span<std::uint8_t const> targets, std::span<T const> out_gradient,
+                           std::span<T> in_gradient, std::span<T> gradient) {
+  auto& kept = slots_[slot];
+  if (cut_.head) {
+    auto& logits = kept.logits;
+    for (std::int64_t i = 0; i < tokens_; ++i) {
+      logits(i, targets[static_cast<std::size_t>(i)]) -= T(1);
+    }
+    logits /= static_cast<T>(tokens_);
+    detail::const_matrix_map<T> const head(parameters.data() + head_offset_, vocabulary,
+                                           shape_.width);
+    detail::matrix_map<T> head_gradient(gradient.data() + head_offset_, vocabulary, shape_.width);
+    head_gradient.noalias() = logits.transpose() * kept.final_norm.output;
+    width_gradient_.noalias() = logits * head;
+    stream_gradient_.setZero();
+    normalise_backward(parameters.data() + final_gain_offset_, kept.final_norm,
+                       gradient.data() + final_gain_offset_);
+  } else {
+    stream_gradient_ = detail::const_matrix_map<T>(out_gradient.data(), tokens_, shape_.width);
+  }
+
+  std::int64_t offset =
+      blocks_offset_ + std::ssize(kept.blocks) * detail::block_offsets(shape_.width).end;
+  for (auto b = kept.blocks.rbegin(); b != kept.blocks.rend(); ++b) {
     offset -= detail::block_offsets(shape_.width).end;
     block_backward(parameters.data() + offset, *b, gradient.data() + offset);
   }
 
+  if (!cut_.embedding) {
+    detail::matrix_map<T>(in_gradient.data(), tokens_, shape_.width) = stream_gradient_;
+    return;
+  }
+  detail::matrix_map<T> embedding_gradient(gradient.data(), vocabulary, shape_.width);
   detail::matrix_map<T> position_gradient(gradient.data() + vocabulary * shape_.width,
                                           shape_.context, shape_.width);
+  if (!shape_.tied) embedding_gradient.setZero();
   position_gradient.setZero();
   for (std::int64_t i = 0; i < tokens_; ++i) {
     embedding_gradient.row(inputs[static_cast<std::size_t>(i)]) += stream_gradient_.row(i);
     position_gradient.row(i % shape_.context) += stream_gradient_.row(i);
   }
-  return result;
 }
 
 }  // namespace train_gpt

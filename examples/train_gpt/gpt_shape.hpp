@@ -13,6 +13,7 @@ struct gpt_shape {
   std::int64_t width = 64;  //!< a multiple of `heads`
   std::int64_t heads = 4;
   std::int64_t context = 64;  //!< bytes seen by one prediction
+  bool tied = true;           //!< the head's matrix is the token embedding
 };
 
 }  // namespace train_gpt

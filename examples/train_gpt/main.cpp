@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +20,7 @@
 #include "corpus.hpp"
 #include "files.hpp"
 #include "options.hpp"
+#include "random.hpp"
 #include "rank_group.hpp"
 #include "report.hpp"
 #include "summary.hpp"
@@ -112,6 +115,18 @@ job prepare(int argc, char const* const* argv, rank_group const& ranks) {
   return {std::move(o), std::move(text), std::move(points)};
 }
 
+// Of what must be the same in all processes, so that they do the same.
+std::uint64_t fingerprint(job const& work) {
+  auto const add = [](auto const& elements, std::uint64_t hash) {
+    return fnv1a(std::as_bytes(std::span(elements)), hash);
+  };
+  auto hash = static_cast<std::uint64_t>(work.o.checkpoint_every);
+  for (auto const& c : work.points) {
+    hash = add(c.weights, add(c.settings + std::to_string(c.step), hash));
+  }
+  return hash;
+}
+
 int run(int argc, char const* const* argv, rank_group& ranks) {
   std::optional<job> work;
   std::string mistake;
@@ -125,6 +140,15 @@ int run(int argc, char const* const* argv, rank_group& ranks) {
   }
   if (auto const first = ranks.first_with(!work)) {
     if (ranks.process() == *first) fmt::print(stderr, "train_gpt: {}\n", mistake);
+    return exit_usage;
+  }
+  if (auto const unlike = ranks.first_unlike(fingerprint(*work))) {
+    if (ranks.process() == *unlike) {
+      fmt::print(stderr,
+                 "train_gpt: rank {} has other arguments, another corpus or another checkpoint "
+                 "than rank 0; give all ranks the same\n",
+                 *unlike);
+    }
     return exit_usage;
   }
   handle_signals();

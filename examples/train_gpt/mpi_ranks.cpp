@@ -20,10 +20,11 @@ class mpi_ranks final : public rank_group {
   [[nodiscard]] int process() const override { return comm_.rank(); }
   [[nodiscard]] std::optional<int> processes() const override { return comm_.size(); }
   [[nodiscard]] std::optional<int> first_with(bool value) override {
-    auto const values = gather(comm_, static_cast<char>(value));
-    auto const first = std::find(values.begin(), values.end(), 1);
-    if (first == values.end()) return std::nullopt;
-    return static_cast<int>(first - values.begin());
+    return first(gather(comm_, static_cast<char>(value)), [](char v) { return v != 0; });
+  }
+  [[nodiscard]] std::optional<int> first_unlike(std::uint64_t value) override {
+    auto const values = gather(comm_, value);
+    return first(values, [&](std::uint64_t v) { return v != values.front(); });
   }
   void train(shared_run const& s, progress& line) override {
     rank_trainer(s, comm_, make_host_optimizer(comm_, s.layout, s.o, s.run), &line).train();
@@ -31,6 +32,13 @@ class mpi_ranks final : public rank_group {
   void abort(std::string const& why) override { comm_.abort(why); }
 
  private:
+  template <class T, class Predicate>
+  static std::optional<int> first(std::vector<T> const& values, Predicate const& is) {
+    auto const found = std::find_if(values.begin(), values.end(), is);
+    if (found == values.end()) return std::nullopt;
+    return static_cast<int>(found - values.begin());
+  }
+
   scape::mpi_environment mpi_;
   scape::mpi_communicator comm_{MPI_COMM_WORLD, {.deadline = patience}};
 };

@@ -5,6 +5,7 @@
 //! Where the ranks are: threads of this process, or processes over MPI with one rank each.
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,6 +29,8 @@ class rank_group {
   [[nodiscard]] virtual std::optional<int> processes() const = 0;
   //! Collective: the first process that passes true, if one does.
   [[nodiscard]] virtual std::optional<int> first_with(bool value) = 0;
+  //! Collective: the first process whose value is not that of process 0, if there is one.
+  [[nodiscard]] virtual std::optional<int> first_unlike(std::uint64_t value) = 0;
   //! Collective: runs this process's ranks. Rethrows their errors.
   virtual void train(shared_run const& shared, progress& line) = 0;
   //! Ends the other processes, now or when the group is destroyed.

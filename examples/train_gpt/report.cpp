@@ -5,7 +5,6 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
-#include <cmath>
 #include <fstream>
 #include <iterator>
 #include <string_view>
@@ -22,37 +21,6 @@ namespace train_gpt {
 namespace {
 
 constexpr std::size_t curve_points = 400;
-
-std::string machine() {
-  std::string cpu = "unknown processor";
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) {
-      cpu = line.substr(line.find(':') + 2);
-      break;
-    }
-  }
-  utsname system{};
-  uname(&system);
-  return fmt::format("{}, {} hardware threads, {} {} {}, compiler {}", cpu,
-                     std::thread::hardware_concurrency(), system.sysname, system.release,
-                     system.machine, __VERSION__);
-}
-
-// An exponential mean over about a fiftieth of the run, without the bias of its start.
-std::vector<double> smooth(std::vector<double> const& values) {
-  double const decay = std::exp(-50.0 / std::max<double>(50, static_cast<double>(values.size())));
-  double mean = 0, weight = 0;
-  std::vector<double> out;
-  for (double const value : values) {
-    if (std::isfinite(value)) {
-      mean = decay * mean + (1 - decay) * value;
-      weight = decay * weight + (1 - decay);
-    }
-    out.push_back(mean / weight);
-  }
-  return out;
-}
 
 // The first run of every name; further seeds are in the table and the CSV files.
 std::vector<run_result const*> shown_runs(std::span<run_result const> results) {
@@ -191,6 +159,22 @@ std::string phases_html(std::vector<summary_row> const& rows, comm_kind comm) {
 }
 
 }  // namespace
+
+std::string machine() {
+  std::string cpu = "unknown processor";
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) {
+      cpu = line.substr(line.find(':') + 2);
+      break;
+    }
+  }
+  utsname system{};
+  uname(&system);
+  return fmt::format("{}, {} hardware threads, {} {} {}, compiler {}", cpu,
+                     std::thread::hardware_concurrency(), system.sysname, system.release,
+                     system.machine, __VERSION__);
+}
 
 std::string report_html(options const& o, std::span<run_result const> results) {
   auto const rows = summarise(results);

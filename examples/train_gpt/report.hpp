@@ -12,6 +12,9 @@
 
 namespace train_gpt {
 
+//! Processor, system and compiler, in a line.
+[[nodiscard]] std::string machine();
+
 [[nodiscard]] std::string report_html(options const& o, std::span<run_result const> results);
 
 }  // namespace train_gpt

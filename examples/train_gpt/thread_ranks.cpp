@@ -14,6 +14,7 @@ class thread_ranks final : public rank_group {
   [[nodiscard]] std::optional<int> first_with(bool value) override {
     return value ? std::optional(0) : std::nullopt;
   }
+  [[nodiscard]] std::optional<int> first_unlike(std::uint64_t) override { return std::nullopt; }
   void train(shared_run const& s, progress& line) override {
     auto const rank_main = [&](scape::thread_communicator& comm) {
       rank_trainer(s, comm, make_optimizer(comm, s.layout, s.o, s.run),

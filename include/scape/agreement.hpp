@@ -20,8 +20,8 @@
 
 namespace scape {
 
-//! What one rank is about to do. The texts count with their first 32 and 16 characters; a hash of 0
-//! stands for nothing to compare.
+//! What one rank is about to do. The texts count with their first 32 and 16 characters. What all
+//! ranks leave as it is, such as a hash of 0, is equal.
 struct agreement {
   std::string_view operation = {};
   std::string_view element = {};  //!< type of the values on the wire
@@ -117,16 +117,20 @@ void expect_agreement(typename C::context_type const& ctx, C& comm, agreement co
     auto const votes = [&](std::size_t r) {
       return std::ranges::count(fields, fields[r][f], [f](auto const& x) { return x[f]; });
     };
-    std::size_t most = 0, least = 0;
+    std::size_t most = 0;
     for (std::size_t r = 0; r < ranks; ++r) {
       if (votes(r) > votes(most)) most = r;
-      if (votes(r) <= votes(least)) least = r;
     }
-    if (fields[most][f] == fields[least][f]) continue;
+    auto least = most;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      bool const differs = fields[r][f] != fields[most][f];
+      if (differs && (least == most || votes(r) <= votes(least))) least = r;
+    }
+    if (least == most) continue;
+    auto const value = fields[most][f].substr(fields[most][f].find(" is ") + 4);
     throw peer_error(std::string(own.operation),
                      "the ranks disagree: " + fields[least][f] + " on rank " +
-                         std::to_string(least) + " and " +
-                         fields[most][f].substr(fields[most][f].rfind(' ') + 1) + " on rank " +
+                         std::to_string(least) + " and " + value + " on rank " +
                          std::to_string(most) + "; give all ranks the same",
                      static_cast<int>(least), comm.rank(), comm.size());
   }

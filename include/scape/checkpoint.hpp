@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <filesystem>
@@ -58,20 +59,29 @@ class checkpoint_directory {
 
   //! Writes this rank's file of the optimizer's step and deletes this rank's files of sets that are
   //! no longer kept. Call it on every rank after the same step; no rank waits for another. Throws
-  //! checkpoint_error; the older files are still there then.
+  //! checkpoint_error, also where a complete set of a later step is there, which can only be
+  //! another training's; the older files are still there then.
   template <class Optimizer>
   void save(host_context const& ctx, Optimizer& optimizer, std::span<float const> weights) {
     auto const& l = optimizer.parameters();
     detail::caller const who{"checkpoint_directory::save", optimizer.rank(), l.shards()};
     detail::expect_equal(who, "the length of weights", std::ssize(weights), l.size());
     checkpoint_set const now{optimizer.steps(), l.shards()};
-    std::error_code shows_when_writing;
-    std::filesystem::create_directories(folder_, shows_when_writing);
+    std::error_code error;
+    std::filesystem::create_directories(folder_, error);
+    if (error) {
+      detail::fail_checkpoint(who, "cannot write '" + folder_.string() + "': " + error.message());
+    }
     detail::write_durably(who, path(now, optimizer.rank()), [&](std::ostream& out) {
       write_weights(who, out, l, weights);
       optimizer.save(ctx, out);
     });
     auto const complete = sets();
+    if (!complete.empty() && now.step < complete.back().step) {
+      detail::fail_checkpoint(
+          who, "the folder holds a later set, of step " + std::to_string(complete.back().step) +
+                   ", which this training has not loaded; load it, or use a folder of its own");
+    }
     auto const kept = std::min(std::ssize(complete), std::ptrdiff_t{keep_});
     if (kept == 0) return;
     auto const oldest = complete[complete.size() - static_cast<std::size_t>(kept)];
@@ -92,24 +102,25 @@ class checkpoint_directory {
     discard(optimizer.rank(), l.shards(),
             [&](checkpoint_set const& other) { return !set || *set < other; });
     if (!set) return std::nullopt;
-    std::vector<std::ifstream> streams;
-    std::vector<std::istream*> files;
-    for (int p = 0; p < set->ranks; ++p) {
-      streams.emplace_back(path(*set, p), std::ios::binary);
-      if (!streams.back()) {
-        detail::fail_checkpoint(who, "cannot read '" + path(*set, p).string() + "'");
-      }
-    }
+    bool const same_ranks = set->ranks == l.shards();
+    std::vector<std::ifstream> states;  // all open at once, so no more than are needed
     std::int64_t begin = 0;
-    for (auto& in : streams) {
+    for (int p = 0; p < set->ranks; ++p) {
+      std::ifstream in(path(*set, p), std::ios::binary);
+      if (!in) {
+        auto const why = std::generic_category().message(errno);
+        detail::fail_checkpoint(who, "cannot read '" + path(*set, p).string() + "': " + why);
+      }
       begin = read_weights(who, in, begin, weights);
-      files.push_back(&in);
+      if (!same_ranks || p == optimizer.rank()) states.push_back(std::move(in));
     }
     detail::expect_same(who, "the number of weights", static_cast<std::uint64_t>(begin),
                         weights.size());
-    if (set->ranks == l.shards()) {
-      optimizer.load(ctx, *files[static_cast<std::size_t>(optimizer.rank())]);
+    if (same_ranks) {
+      optimizer.load(ctx, states.front());
     } else {
+      std::vector<std::istream*> files(states.size());
+      std::ranges::transform(states, files.begin(), [](auto& in) { return &in; });
       optimizer.load(ctx, std::span<std::istream* const>(files));
     }
     return set;
@@ -148,7 +159,8 @@ class checkpoint_directory {
       checkpoint_set set;
       int rank = -1;
       if (take(rest, "step-", set.step) && take(rest, ".rank-", rank) &&
-          take(rest, "-of-", set.ranks) && rest == ".scape" && rank >= 0 && rank < set.ranks) {
+          take(rest, "-of-", set.ranks) && rank >= 0 && rank < set.ranks &&
+          name == path(set, rank).filename()) {
         result[set].push_back(rank);
       }
     }

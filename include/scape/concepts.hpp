@@ -6,14 +6,20 @@
 //!
 //! A communicator starts every operation without waiting for it and returns a handle;
 //! `handle.wait(context)` completes it (threads, MPI) or orders the context's stream behind it
-//! (NCCL). Buffers stay untouched by the caller until then. Every rank starts the same operations
-//! in the same order.
+//! (NCCL). Buffers stay untouched by the caller until then. Every rank starts the same collective
+//! operations in the same order.
 //!
 //! `counts` holds one element count per rank. Blocks lie in rank order without gaps, so rank r's
 //! block starts at counts[0] + ... + counts[r-1]. In-place is allowed where an input is exactly
 //! the place of its output: an all_gather's `send` may be rank r's block of `recv`, a
 //! reduce_scatter's `recv` may be rank r's block of `send`, and an all_reduce's two spans may be
 //! the same. Any other overlap is an error of the caller.
+//!
+//! `send` and `recv` are the two sides of a message, whose lengths and types are equal. Messages
+//! from one rank to another meet in the order they are started; those of other pairs, or of the
+//! other direction, and collective operations are independent of them. Any number may be in flight.
+//! A rank may send to itself. `wait` of either side needs the other side to be started, and nothing
+//! more of it: a rank that exchanges with another starts both before it waits for one.
 
 #include <concepts>
 #include <cstddef>
@@ -87,6 +93,18 @@ template <class C, class T>
 concept has_broadcast = communicator<C> && transportable<T> &&
     requires(C& comm, typename C::context_type const& context, std::span<T> data, int root) {
   { comm.broadcast(context, data, root) } -> std::same_as<typename C::handle_type>;
+};
+
+//! `handle.ready(context)` is for whoever has something else to do: it moves operations on without
+//! waiting. Once it is true the operation is complete, as after `wait`. It throws what `wait` would
+//! throw, but does not look at the deadline.
+template <class C, class T>
+concept has_send_recv = communicator<C> && transportable<T> &&
+    requires(C& comm, typename C::context_type const& context, std::span<T const> out,
+             std::span<T> in, int peer, typename C::handle_type& handle) {
+  { comm.send(context, out, peer) } -> std::same_as<typename C::handle_type>;
+  { comm.recv(context, in, peer) } -> std::same_as<typename C::handle_type>;
+  { handle.ready(context) } -> std::same_as<bool>;
 };
 
 //! f(i) for i = 0 ... n-1 gives the score of element i of a shard. It must not throw.

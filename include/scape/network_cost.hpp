@@ -64,8 +64,8 @@ struct network_cost {
   link_cost inside = {};  //!< of one rank to others of its node
 
   //! Seconds of a reduce-scatter or an all-gather that brings `bytes` to each rank; on one level,
-  //! exchange_rounds() * latency + bytes * inverse_bandwidth. Throws argument_error if `ranks` is
-  //! below 1, or more than one node and not a multiple of ranks_per_node.
+  //! exchange_rounds() * latency + bytes * inverse_bandwidth. Throws argument_error if `ranks` or
+  //! ranks_per_node is below 1, or `ranks` more than one node and not a multiple of it.
   [[nodiscard]] double exchange(int ranks, double bytes) const {
     auto const [nodes, within] = split("network_cost::exchange", ranks);
     if (ranks == 1) return 0;
@@ -81,8 +81,8 @@ struct network_cost {
   [[nodiscard]] double all_reduce(int ranks, double bytes) const {
     auto const [nodes, within] = split("network_cost::all_reduce", ranks);
     auto const seconds = [&](link_cost const& level, int members) {
-      return exchange_rounds(exchange_algorithm::tree, members) *
-             (level.latency + bytes * level.inverse_bandwidth);
+      auto const rounds = exchange_rounds(exchange_algorithm::tree, members);
+      return rounds * level.latency + rounds * bytes * level.inverse_bandwidth;
     };
     return seconds(inside, within) + seconds(link, nodes);
   }
@@ -95,6 +95,7 @@ struct network_cost {
     detail::expect(ranks >= 1, op, [&] {
       return "the number of ranks is " + std::to_string(ranks) + ", expected at least 1";
     });
+    detail::expect(ranks_per_node >= 1, op, "ranks_per_node is below 1");
     if (ranks <= ranks_per_node) return {1, ranks};
     detail::expect(ranks % ranks_per_node == 0, op, [&] {
       return std::to_string(ranks) + " ranks do not fill nodes of " +
@@ -147,7 +148,7 @@ struct exchange_sample {
     across += rest * rest;
     across1 += rest;
   });
-  detail::expect(across > 1e-20 * bb, op,
+  detail::expect(aa > 0 && across > 1e-20 * bb, op,
                  "the samples cannot tell latency from bandwidth; give at least two sizes");
   double const inverse_bandwidth = across1 / across;
   double const latency = (a1 - ab * inverse_bandwidth) / aa;
@@ -181,9 +182,12 @@ inline void expect_valid(caller op, calibration_options const& o) {
 
 }  // namespace detail
 
-//! Scratch of calibrate().
+//! Scratch of calibrate(). Throws argument_error if an option or `ranks` is below 1.
 [[nodiscard]] inline std::size_t calibration_bytes(calibration_options const& options, int ranks) {
   detail::expect_valid("calibration_bytes", options);
+  detail::expect(ranks >= 1, "calibration_bytes", [&] {
+    return "the number of ranks is " + std::to_string(ranks) + ", expected at least 1";
+  });
   auto const largest = options.sizes.empty() ? 0 : std::ranges::max(options.sizes);
   return workspace_size()
       .add<float>(detail::calibration_block(largest, ranks) * ranks)

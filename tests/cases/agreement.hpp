@@ -88,6 +88,25 @@ TEST_CASE_TEMPLATE_DEFINE("every difference is named on every rank", Backend, ag
   }
 }
 
+TEST_CASE_TEMPLATE_DEFINE("two halves that differ are named, whichever ranks they are", Backend,
+                          agreement_4) {
+  for (unsigned const half : {0b0011U, 0b0101U, 0b0110U, 0b1001U, 0b1010U, 0b1100U}) {
+    if (!Backend::has_ranks(4)) return;
+    Backend::ranks(4, [&](auto& comm) {
+      bool const in_half = ((half >> static_cast<unsigned>(comm.rank())) & 1U) != 0;
+      Backend::run(0, [&](auto const& ctx) {
+        auto own = example_agreement();
+        own.element = in_half ? "unsigned long" : "long long";
+        int const last = (half & 1U) == (half >> 3U) ? 2 : 3;  // of those who differ from rank 0
+        CHECK(names_culprit(
+            last, [&] { expect_agreement(ctx, comm, own); },
+            {"long on rank " + std::to_string(last),
+             (half & 1U) != 0 ? "and unsigned long on rank 0" : "and long long on rank 0"}));
+      });
+    });
+  }
+}
+
 TEST_CASE_TEMPLATE_DEFINE("optimizers that are about to take different steps change nothing",
                           Backend, agreement_2) {
   if (!Backend::has_ranks(3)) return;

@@ -451,6 +451,12 @@ TEST_CASE_TEMPLATE_DEFINE("sets of files that do not belong together are refused
       all = all && refused(r, {files[0], flipped}, "load");
       all = all && refused(r, {files[0], files[1].substr(0, i)}, "load");
     }
+    for (auto i = files[0].size() / 2; i < files[0].size();
+         ++i) {  // masks beyond a shard's end too
+      auto flipped = files[0];
+      flipped[i] = static_cast<char>(~flipped[i]);
+      all = all && refused(r, {flipped, files[1]}, "load");
+    }
     CHECK(all);
     CHECK(r.state() == before);
     load_all(r, files);

@@ -42,7 +42,9 @@ while [ "$run" -lt "$runs" ]; do
   # shellcheck disable=SC2086
   train 4 cut 1000000 $survive "$@" > "$folder/log" 2>&1 &
   job=$!
-  while [ "$(cat "$folder"/cut/pid-* 2> /dev/null | wc -l)" -lt 4 ]; do sleep 0.05; done
+  while [ "$(cat "$folder"/cut/pid-* 2> /dev/null | wc -l)" -lt 4 ] && kill -0 $job; do
+    sleep 0.05
+  done
   sleep "$((pause / 1000)).$(printf '%03d' $((pause % 1000)))"
   kill -9 "$(cat "$folder/cut/pid-$victim")" || fail "run $run: rank $victim is not there"
   killed=$(date +%s%N)

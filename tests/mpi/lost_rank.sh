@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# lost_rank.sh <mpi_process> killed|throws <launcher> <argument>...
+# lost_rank.sh <mpi_process> killed|killed_messages|throws <launcher> <argument>...
 # Rank 1 of 3 is lost: within the deadline the job is over, failed, and every survivor has printed
 # an error that names rank 1. Where the launcher lets nobody survive a killed process, it only has
 # to say so: MPICH's does not, with -disable-auto-cleanup either, and does not tell the rank.
@@ -9,7 +9,7 @@ program=$1 mode=$2 launcher=$3
 shift 3
 
 survive='' least=1 named=1
-if [ "$mode" = killed ]; then
+if [ "$mode" != throws ]; then
   case $("$launcher" --version) in
     # With this option mpirun returns 0 whatever the survivors return.
     *OpenRTE* | *'Open MPI'*) survive='--enable-recovery' least=0 ;;

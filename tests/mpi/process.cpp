@@ -80,19 +80,30 @@ void funneled(int argc, char** argv) {
   handle.wait(ctx);
 }
 
-//! All ranks train until rank 1 is lost in one of two ways; the others' messages name it.
+//! What the ranks do over and over again.
+void step(scape::mpi_communicator& comm, bool by_messages) {
+  scape::host_context const ctx;
+  std::array<float, 1> x{1}, y{};
+  if (by_messages) {
+    auto in = comm.recv(ctx, std::span<float>(y), (comm.rank() + 2) % 3);
+    comm.send(ctx, std::span<float const>(x), (comm.rank() + 1) % 3).wait(ctx);
+    in.wait(ctx);
+  } else {
+    comm.all_reduce(ctx, x, std::span<float>(x)).wait(ctx);
+  }
+}
+
+//! All ranks work until rank 1 is lost in one of two ways; the others' errors name it.
 int lose_rank_1(int argc, char** argv, std::string_view mode) {
   scape::mpi_environment const mpi(argc, argv);
   try {
-    scape::host_context const ctx;
     scape::mpi_communicator comm(MPI_COMM_WORLD, {.deadline = 3s});
-    for (int step = 0; step < 1000; ++step) {
-      if (comm.rank() == 1 && step == 5) {
-        if (mode == "killed") std::raise(SIGKILL);
+    for (int i = 0; i < 1000; ++i) {
+      if (comm.rank() == 1 && i == 5) {
+        if (mode != "throws") std::raise(SIGKILL);
         throw std::runtime_error("out of data");
       }
-      std::array<float, 1> x{1};
-      comm.all_reduce(ctx, x, std::span<float>(x)).wait(ctx);
+      step(comm, mode == "killed_messages");
     }
     return 0;
   } catch (std::exception const& e) {
@@ -106,7 +117,7 @@ int lose_rank_1(int argc, char** argv, std::string_view mode) {
 
 int main(int argc, char** argv) {
   std::string_view const mode = argc > 1 ? argv[1] : "";
-  if (mode == "killed" || mode == "throws") return lose_rank_1(argc, argv, mode);
+  if (mode.starts_with("killed") || mode == "throws") return lose_rank_1(argc, argv, mode);
   try {
     mode == "lifetime" ? lifetime(argc, argv) : funneled(argc, argv);
     return 0;

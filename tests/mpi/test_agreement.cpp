@@ -26,6 +26,7 @@ using namespace std::chrono_literals;
 TEST_CASE_TEMPLATE_INVOKE(agreement_1, mpi_backend);
 TEST_CASE_TEMPLATE_INVOKE(agreement_2, mpi_backend);
 TEST_CASE_TEMPLATE_INVOKE(agreement_3, mpi_backend);
+TEST_CASE_TEMPLATE_INVOKE(agreement_4, mpi_backend);
 
 //! An optimizer that stays, as the memory of an operation that fails has to.
 template <class Wire = float>

@@ -260,6 +260,11 @@ TEST_CASE("operations do not allocate once they have been used") {
     comm.all_reduce(ctx, recv, std::span(recv)).wait(ctx);
     handle.wait(ctx);
     comm.broadcast(ctx, std::span(send), 0).wait(ctx);
+    auto message = comm.recv(ctx, std::span(recv), (comm.rank() + 1) % comm.size());
+    comm.send(ctx, std::span<float const>(large).first(1000),
+              (comm.rank() + comm.size() - 1) % comm.size())
+        .wait(ctx);
+    message.wait(ctx);
     comm.barrier(ctx).wait(ctx);
   };
   step();

@@ -33,6 +33,22 @@ bool raises(F&& f, std::initializer_list<std::string_view> parts) {
   return !message.empty();
 }
 
+//! True if f() throws a peer_error that names rank `peer` and whose message contains all of
+//! `parts`.
+template <class F>
+bool names_peer(int peer, F&& f, std::initializer_list<std::string_view> parts) {
+  bool named = false;
+  auto const call = [&] {
+    try {
+      f();
+    } catch (peer_error const& e) {
+      named = e.peer() == peer;
+      throw;
+    }
+  };
+  return raises<peer_error>(call, parts) && named;
+}
+
 //! The same for argument_error, the most frequent one.
 template <class F>
 bool rejects(F&& f, std::initializer_list<std::string_view> parts) {

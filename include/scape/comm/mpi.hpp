@@ -18,13 +18,14 @@
 //! communicator, which grows at the first operations of a size and is used again, so that a
 //! training step allocates nothing.
 //!
-//! Ranks must start the same operations in the same order, with equal counts, types and roots; what
-//! disagrees does not meet, and is named at the deadline. A rank that throws, leaves or does not do
-//! its part within the deadline ends the communicator: every other rank gets a peer_error that
-//! names it, now and from every later call. A rank that receives nothing from its peers in an
-//! operation does not wait for them there. After a failure MPI may go on reading what unfinished
-//! operations send, and writing what was half received: let these buffers live until the process
-//! ends, which is best ended then; mpi_environment calls MPI_Abort.
+//! Ranks must start the same collective operations in the same order, with equal counts, types and
+//! roots, and the two sides of a message with equal lengths and types; what disagrees does not
+//! meet, and is named at the deadline. A rank that throws, leaves or does not do its part within
+//! the deadline ends the communicator: every other rank gets a peer_error that names it, now and
+//! from every later call. A rank that receives nothing from its peers in a collective operation
+//! does not wait for them there; that sends a message does. After a failure MPI may go on reading
+//! what unfinished operations send, and writing what was half received: let these buffers live
+//! until the process ends, which is best ended then; mpi_environment calls MPI_Abort.
 
 #include <mpi.h>
 
@@ -111,14 +112,28 @@ class [[nodiscard]] mpi_handle {
   //! peer_error or mpi_error; waiting twice is nothing.
   void wait(host_context const& ctx) {
     if (operation_ == nullptr) return;
-    engine_->expect_thread({operation_->call.name.operation, engine_->rank(), engine_->size()});
+    expect_thread();
     engine_->wait(*std::exchange(operation_, nullptr), ctx);
+  }
+
+  //! Whether the operation is complete, as after `wait`. Moves all operations of the communicator
+  //! on, but never waits. Throws what `wait` would throw, but does not look at the deadline.
+  bool ready(host_context const& ctx) {
+    if (operation_ == nullptr) return true;
+    expect_thread();
+    auto* const operation = std::exchange(operation_, nullptr);
+    if (engine_->ready(*operation, ctx)) return true;
+    operation_ = operation;
+    return false;
   }
 
  private:
   friend class mpi_operations;
   mpi_handle(detail::mpi_engine& engine, detail::mpi_operation& operation) noexcept
       : exceptions_(std::uncaught_exceptions()), engine_(&engine), operation_(&operation) {}
+  void expect_thread() const {
+    engine_->expect_thread({operation_->call.name.operation, engine_->rank(), engine_->size()});
+  }
   void swap(mpi_handle& other) noexcept {
     std::swap(exceptions_, other.exceptions_);
     std::swap(engine_, other.engine_);
@@ -134,7 +149,8 @@ class [[nodiscard]] mpi_handle {
 //!
 //! Operations check their arguments first (argument_error, nothing started) and return at once.
 //! `counts` may change after the call, buffers must stay until wait returns. Without
-//! mpi_progress::thread, long messages and reductions move on only while somebody waits.
+//! mpi_progress::thread, long messages and reductions move on only while somebody waits or asks
+//! whether an operation is ready, and a `send` may be complete only after its receiver does.
 class mpi_operations {
  public:
   using context_type = host_context;
@@ -193,6 +209,28 @@ class mpi_operations {
   //! Its wait returns when every rank has started the barrier.
   mpi_handle barrier(host_context const&) {
     return start({.name = {.operation = "barrier"}}, [](auto& operation) { operation.barrier(); });
+  }
+
+  //! A message to rank `to`, which receives it by `recv`; see concepts.hpp.
+  template <detail::element T>
+  mpi_handle send(host_context const&, std::span<T const> data, int to) {
+    auto call = describe<T>("send", data.data(), nullptr);
+    detail::expect_message(caller(call), {"data", data}, "to", to);
+    call.name.total = std::ssize(data);
+    call.name.root = to;
+    call.message = true;
+    return start(call, [](auto& operation) { operation.send(); });
+  }
+
+  //! data = what rank `from` sends.
+  template <detail::element T>
+  mpi_handle recv(host_context const&, std::span<T> data, int from) {
+    auto call = describe<T>("recv", nullptr, data.data());
+    detail::expect_message(caller(call), {"data", data}, "from", from);
+    call.name.total = std::ssize(data);
+    call.name.root = from;
+    call.message = true;
+    return start(call, [](auto& operation) { operation.recv(); });
   }
 
   //! Ends the communicator: the peers get a peer_error with this message.
@@ -260,9 +298,9 @@ class mpi_communicator : public mpi_operations {
 
 //! A rank that uses a communicator which somebody else owns, without a duplicate. While it lives,
 //! errors of MPI on `comm` are returned, not fatal; the destructor puts the owner's error handler
-//! back and does not wait. Its messages have tags from 16384 to 32767, which the owner leaves
-//! alone, MPI_ANY_TAG included. A rank that destroys it in order tells nobody: the others notice at
-//! their deadline.
+//! back and does not wait. Its messages have tags of 16384 and above, which the owner leaves alone,
+//! MPI_ANY_TAG included. A rank that destroys it in order tells nobody: the others notice at their
+//! deadline.
 class mpi_communicator_ref : public mpi_operations {
  public:
   explicit mpi_communicator_ref(MPI_Comm comm, mpi_options const& options = {})

@@ -16,6 +16,10 @@
 //! ncclGroupStart and ncclGroupEnd. Nothing is enqueued before the group's end: call its handles'
 //! `wait`, also for the same stream, after that and before more work on these streams.
 //!
+//! Messages are enqueued as well, and on a stream one operation runs after the other: ranks that
+//! send to each other, or to themselves, start both sides in an nccl_group. NCCL does not compare
+//! the two sides of a message: their lengths and types have to be equal.
+//!
 //! Failures show in `check`, `synchronize` and the next operation: peer_error if a peer is gone or
 //! late, nccl_error or cuda_error otherwise. They end the communicator: kernels that read
 //! `failure_flag` see 1 from then on, collectives that run give up, later calls throw at once.
@@ -80,6 +84,12 @@ class [[nodiscard]] nccl_handle {
   //! operation's stream by now: operations to be waited for apart want streams of their own.
   void wait(cuda_context const& ctx) const {
     if (engine_ != nullptr) engine_->order(engine_->name("wait"), stream_, ctx.stream);
+  }
+
+  //! Whether the operation, and what else is on its stream by now, is done. Throws if the
+  //! communicator has failed.
+  [[nodiscard]] bool ready(cuda_context const&) const {
+    return engine_ == nullptr || engine_->ready(stream_);
   }
 
  private:
@@ -170,6 +180,26 @@ class nccl_operations {
     return start(who, ctx, std::ssize(data), [&](ncclComm_t comm) {
       return ncclBroadcast(data.data(), data.data(), data.size_bytes(), ncclInt8, root, comm,
                            ctx.stream);
+    });
+  }
+
+  //! A message to rank `to`, which receives it by `recv`.
+  template <detail::element T>
+  nccl_handle send(cuda_context const& ctx, std::span<T const> data, int to) {
+    auto const who = caller("send");
+    detail::expect_message(who, {"data", data}, "to", to);
+    return start(who, ctx, std::ssize(data), [&](ncclComm_t comm) {
+      return ncclSend(data.data(), data.size_bytes(), ncclInt8, to, comm, ctx.stream);
+    });
+  }
+
+  //! data = what rank `from` sends.
+  template <detail::element T>
+  nccl_handle recv(cuda_context const& ctx, std::span<T> data, int from) {
+    auto const who = caller("recv");
+    detail::expect_message(who, {"data", data}, "from", from);
+    return start(who, ctx, std::ssize(data), [&](ncclComm_t comm) {
+      return ncclRecv(data.data(), data.size_bytes(), ncclInt8, from, comm, ctx.stream);
     });
   }
 

@@ -12,9 +12,11 @@
 //! that are away computing. Reductions combine the ranks in rank order, 16-bit floats in float with
 //! one rounding at the end, so results do not depend on timing.
 //!
-//! Ranks must start the same operations with equal counts, types and roots; this is always checked.
-//! A rank that throws, leaves, disagrees, or does not start an operation within the deadline ends
-//! the group: every other rank gets a peer_error that names it, now and from every later call.
+//! Ranks must start the same collective operations with equal counts, types and roots; this is
+//! always checked, and so are lengths and types of the two sides of a message. Whoever starts its
+//! side second copies the message at once, from buffer to buffer. A rank that throws, leaves,
+//! disagrees, or does not start an operation within the deadline ends the group: every other rank
+//! gets a peer_error that names it, now and from every later call.
 
 #include <chrono>
 #include <concepts>
@@ -43,7 +45,8 @@ namespace scape {
 struct thread_options {
   //! How long a rank waits for others to start an operation.
   std::chrono::milliseconds deadline = std::chrono::seconds(60);
-  //! Operations that may be incomplete at a time; starting one more waits for the oldest.
+  //! Collective operations that may be incomplete at a time; starting one more waits for the
+  //! oldest.
   int in_flight = 16;
 };
 
@@ -61,47 +64,50 @@ class [[nodiscard]] thread_handle {
   ~thread_handle() {
     if (engine_ == nullptr) return;
     if (std::uncaught_exceptions() > exceptions_) {
-      engine_->abandon(rank_, sequence_, operation_);
+      engine_->abandon(ticket_);
     } else {
-      engine_->settle(rank_, sequence_);
+      engine_->settle(ticket_);
     }
   }
 
   //! Returns when the result is there and the caller's buffers are free again. Never waits for a
   //! peer that has started the operation and computes. Throws peer_error; waiting twice is nothing.
   void wait(host_context const&) {
-    if (engine_ != nullptr) std::exchange(engine_, nullptr)->wait(rank_, sequence_, operation_);
+    if (engine_ != nullptr) std::exchange(engine_, nullptr)->wait(ticket_);
+  }
+
+  //! Whether the operation is complete, as after `wait`. Does this rank's share of it if all ranks
+  //! have started, but never waits; cheap while nothing changes. Throws what `wait` would throw,
+  //! but does not look at the deadline.
+  bool ready(host_context const&) {
+    auto* const engine = std::exchange(engine_, nullptr);
+    if (engine == nullptr || engine->ready(ticket_)) return true;
+    engine_ = engine;
+    return false;
   }
 
  private:
   friend class thread_communicator;
-  thread_handle(detail::thread_engine& engine, int rank, detail::thread_call const& call)
-      : rank_(rank),
-        exceptions_(std::uncaught_exceptions()),
-        sequence_(engine.start(rank, call)),
-        operation_(call.operation),
-        engine_(&engine) {}
+  thread_handle(detail::thread_engine& engine, detail::thread_ticket const& ticket) noexcept
+      : engine_(&engine), ticket_(ticket) {}
   void swap(thread_handle& other) noexcept {
-    std::swap(rank_, other.rank_);
-    std::swap(exceptions_, other.exceptions_);
-    std::swap(sequence_, other.sequence_);
-    std::swap(operation_, other.operation_);
     std::swap(engine_, other.engine_);
+    std::swap(ticket_, other.ticket_);
+    std::swap(exceptions_, other.exceptions_);
   }
 
-  int rank_ = -1;
-  int exceptions_ = 0;
-  std::int64_t sequence_ = 0;
-  std::string_view operation_;
   detail::thread_engine* engine_ = nullptr;
+  detail::thread_ticket ticket_;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 //! One rank of a thread_group, which must outlive it. For one thread at a time. Destroying it means
 //! that the rank leaves: an operation it did not start fails on the others.
 //!
 //! Operations check their arguments first (argument_error, nothing started) and otherwise return at
-//! once unless thread_options::in_flight operations are incomplete. They allocate nothing.
-//! `counts` may change after the call, buffers must stay until wait returns.
+//! once unless thread_options::in_flight collective ones are incomplete. They allocate nothing, but
+//! for the memory of more messages in flight than ever before. `counts` may change after the call,
+//! buffers must stay until wait returns.
 class thread_communicator {
  public:
   using context_type = host_context;
@@ -173,6 +179,22 @@ class thread_communicator {
   //! Its wait returns when every rank has started the barrier.
   thread_handle barrier(host_context const&) { return start({.operation = "barrier"}); }
 
+  //! A message to rank `to`, which receives it by `recv`; see concepts.hpp.
+  template <detail::element T>
+  thread_handle send(host_context const&, std::span<T const> data, int to) {
+    auto call = describe<T>("send", data.data(), nullptr);
+    detail::expect_message(caller(call), {"data", data}, "to", to);
+    return start_message(call, data.size(), to);
+  }
+
+  //! data = what rank `from` sends.
+  template <detail::element T>
+  thread_handle recv(host_context const&, std::span<T> data, int from) {
+    auto call = describe<T>("recv", nullptr, data.data());
+    detail::expect_message(caller(call), {"data", data}, "from", from);
+    return start_message(call, data.size(), from);
+  }
+
   //! Ends the group: the peers get a peer_error with this message.
   void abort(std::string const& why) {
     if (engine_ != nullptr) engine_->fail(rank_, why);
@@ -196,8 +218,19 @@ class thread_communicator {
     return {call.operation, rank_, size_};
   }
   thread_handle start(detail::thread_call const& call) {
-    if (engine_ == nullptr) caller(call).fail("the communicator has been moved from");
-    return {*engine_, rank_, call};
+    auto& own = engine(call);
+    return {own, own.start(rank_, call)};
+  }
+  thread_handle start_message(detail::thread_call& call, std::size_t count, int peer) {
+    call.total = static_cast<std::int64_t>(count);
+    call.root = peer;
+    auto& own = engine(call);
+    auto const ticket = own.start_message(rank_, call);
+    return ticket ? thread_handle(own, *ticket) : thread_handle();
+  }
+  [[nodiscard]] detail::thread_engine& engine(detail::thread_call const& call) const {
+    detail::expect(engine_ != nullptr, caller(call), "the communicator has been moved from");
+    return *engine_;
   }
 
   detail::thread_engine* engine_;

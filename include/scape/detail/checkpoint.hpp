@@ -368,11 +368,10 @@ inline checkpoint_header load_checkpoint(caller who, std::span<std::istream* con
     if (begins != boundaries) reader.fail("the files are of runs with different shards");
     reader.expect_same("the number of sections", reader.value(std::uint64_t{}), sections.size());
     reshard const moved(layout, static_cast<int>(expected.rank), boundaries);
-    for (std::size_t s = 0; s < sections.size(); ++s) {
-      auto const old = reader.section(moved.size(sections[s], p));
-      moved.add(sections[s], p, old, staged[s]);
-    }
+    std::vector<std::vector<std::byte>> old;
+    for (auto const& section : sections) old.push_back(reader.section(moved.size(section, p)));
     reader.end();
+    for (std::size_t s = 0; s < sections.size(); ++s) moved.add(sections[s], p, old[s], staged[s]);
   }
   if (files.empty()) fail_checkpoint(who, "there are no files");
   commit(staged, sections);

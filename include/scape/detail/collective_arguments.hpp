@@ -101,10 +101,21 @@ inline void expect_alike(caller who, collective_buffer const& send, collective_b
   expect_in_place_or_apart(who, send, recv, 0, element_size);
 }
 
-inline void expect_root(caller who, int root) {
-  if (root >= 0 && root < who.size) return;
-  who.fail("root is " + std::to_string(root) + ", expected a rank from 0 to " +
+inline void expect_rank(caller who, std::string_view name, int rank) {
+  if (rank >= 0 && rank < who.size) return;
+  who.fail(std::string(name) + " is " + std::to_string(rank) + ", expected a rank from 0 to " +
            std::to_string(who.size - 1));
+}
+
+inline void expect_root(caller who, int root) { expect_rank(who, "root", root); }
+
+//! Checks what goes to, or comes from, rank `peer`.
+inline void expect_message(caller who, collective_buffer const& data, std::string_view peer_name,
+                           int peer) {
+  expect_rank(who, peer_name, peer);
+  expect(data.data != nullptr || data.count == 0, who, [&] {
+    return std::string(data.name) + " is null, but has " + std::to_string(data.count) + " elements";
+  });
 }
 
 }  // namespace scape::detail

@@ -2,7 +2,7 @@
 #pragma once
 
 //! @file
-//! How messages name a collective operation.
+//! How errors name an operation.
 
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@ struct collective_name {
   std::string_view operation;
   std::string_view element = {};
   std::int64_t total = 0;  //!< elements of the operation's largest buffer
-  int root = -1;
+  int root = -1;           //!< or the peer of a message
 };
 
 inline std::string describe(collective_name const& name) {
@@ -24,7 +24,9 @@ inline std::string describe(collective_name const& name) {
   if (!name.element.empty()) {
     text += " of " + std::to_string(name.total) + " " + std::string(name.element);
   }
-  if (name.root >= 0) text += " from rank " + std::to_string(name.root);
+  if (name.root >= 0) {
+    text += (name.operation == "send" ? " to rank " : " from rank ") + std::to_string(name.root);
+  }
   return text;
 }
 

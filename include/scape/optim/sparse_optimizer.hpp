@@ -245,6 +245,7 @@ class sparse_optimizer {
     return step<float>(ctx, weights, gradient, arguments);
   }
 
+  //! The layout of weights and gradient that it was made with.
   [[nodiscard]] layout const& parameters() const noexcept { return layout_; }
   [[nodiscard]] int rank() const noexcept { return comm_->rank(); }
   [[nodiscard]] std::int64_t steps() const noexcept { return step_; }

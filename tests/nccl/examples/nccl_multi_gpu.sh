@@ -6,17 +6,8 @@
 set -u
 program=$1
 ranks=$2
-[ -x "$program" ] || { echo "no program '$program'"; exit 1; }
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
-cd "$folder" || exit 1
+. "$(dirname "$0")/../../support/program.sh"
 small='--n 2000 --steps 40'
-failures=0
-
-fail() {
-  echo "FAILED: $*"
-  failures=$((failures + 1))
-}
 
 # train <output> <flags...>
 train() {
@@ -36,14 +27,10 @@ train() {
 
 # refuse <exit code> <words in the message> <arguments...>
 refuse() {
-  wanted=$1
-  words=$2
+  wanted=$1 said=$2
   shift 2
   "$program" "$@" > stdout 2> stderr
-  code=$?
-  [ "$code" -eq "$wanted" ] || fail "exit code $code, not $wanted: $*"
-  [ "$(wc -l < stderr)" -eq 1 ] || fail "not one line on stderr: $*"
-  grep -q -e "$words" stderr || fail "no '$words' in '$(cat stderr)': $*"
+  refused $? "$wanted" "$said" "$@"
 }
 
 if [ "$ranks" = processes ]; then
@@ -79,5 +66,4 @@ awk '/^(dense|90 %|99 %)/ {
      }
      END { exit bad || runs != 3 }' eager || fail "a loss rises: $(cat eager)"
 
-[ "$failures" -eq 0 ] && echo "all passed"
-exit "$((failures > 0))"
+finish

@@ -2,7 +2,7 @@
 #pragma once
 
 //! @file
-//! What one rank thread asks of a collective operation, and the loops that produce the result.
+//! What one rank thread asks of an operation, and the loops that produce a collective one's result.
 
 #include <algorithm>
 #include <cstddef>
@@ -24,7 +24,7 @@ struct thread_call {
   std::string_view op = {};
   std::size_t element_size = 0;
   std::int64_t total = 0;  //!< elements of the operation's largest buffer
-  int root = -1;
+  int root = -1;           //!< or the peer of a message
   std::span<std::int64_t const> counts = {};
   std::byte const* send = nullptr;
   std::byte* recv = nullptr;

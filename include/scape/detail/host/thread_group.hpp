@@ -9,6 +9,9 @@
 //! waits for it, so no rank depends on another one's call of wait. A slot is free for operation
 //! s + R as soon as all parts of s are done.
 //!
+//! Of the two ranks of a message, the one that starts its side first leaves it in the mail; the
+//! other one copies, within its start, from buffer to buffer.
+//!
 //! After a failure no operation starts any more, so buffers published in a slot that is not ready
 //! are never touched. Operations that were ready still complete, unless a rank takes its buffers
 //! back (`revoked`): then no further part is begun and those that run are waited for.
@@ -30,6 +33,7 @@
 #include <vector>
 
 #include <scape/detail/host/thread_call.hpp>
+#include <scape/detail/host/thread_mail.hpp>
 #include <scape/error.hpp>
 
 namespace scape {
@@ -42,12 +46,22 @@ struct thread_failure {
 
 namespace detail {
 
+//! What a rank waits for: operation `sequence`, or a message.
+struct thread_ticket {
+  int rank = -1;
+  std::string_view operation = {};
+  std::int64_t sequence = 0;
+  thread_message* message = nullptr;
+  unsigned seen = 0;  //!< the version of its state that was looked at
+};
+
 class thread_engine {
  public:
   thread_engine(int size, int slots, std::chrono::milliseconds deadline)
       : deadline_(std::min<std::chrono::milliseconds>(deadline, std::chrono::hours(24 * 365))),
         spins_(static_cast<unsigned>(size) <= std::thread::hardware_concurrency() ? 2000 : 0),
         ranks_(static_cast<std::size_t>(size)),
+        mail_(size),
         slots_(static_cast<std::size_t>(slots)) {
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       auto& s = slots_[i];
@@ -77,7 +91,7 @@ class thread_engine {
     mine.present = false;
     mine.left = true;
     if (failure_ && failure_->rank == rank) unexplained_ = false;
-    for (auto& s : slots_) notify(s);
+    notify_all();
   }
 
   //! Ends the group: `rank` failed because of `what`.
@@ -95,7 +109,7 @@ class thread_engine {
     if (failure_ && failure_->rank == rank) {
       failure_->message += "; it failed: " + what;
       unexplained_ = false;
-      for (auto& s : slots_) notify(s);
+      notify_all();
     } else {
       blame(rank, -1, "rank " + std::to_string(rank) + " failed: " + what);
     }
@@ -112,13 +126,13 @@ class thread_engine {
     return cause_;
   }
 
-  //! Publishes a call and returns its number; waits, with the deadline, while the ring is full.
-  std::int64_t start(int rank, thread_call const& call) {
+  //! Publishes a call; waits, with the deadline, while the ring is full.
+  thread_ticket start(int rank, thread_call const& call) {
     std::unique_lock lock(mutex_, std::defer_lock);
     acquire(lock);
     auto const sequence = state(rank).started;
     auto& s = slot_of(sequence);
-    if (s.sequence != sequence) finish(lock, s, s.sequence, rank);
+    if (s.sequence != sequence) finish(lock, {.rank = rank, .sequence = s.sequence});
     if (failure_) throw_failure(lock, rank, call.operation);
     if (s.sequence != sequence) {
       s.sequence = sequence;
@@ -137,45 +151,101 @@ class thread_engine {
     if (++s.arrived == size()) {
       if (blame_disagreement(s)) throw_failure(lock, rank, call.operation);
       s.parts = parts_of(call);
-      notify(s);
+      notify(s.state);
     }
-    return sequence;
+    return {.rank = rank, .operation = call.operation, .sequence = sequence};
   }
 
-  //! Returns when operation `sequence` is complete; throws peer_error if it never will be.
-  void wait(int rank, std::int64_t sequence, std::string_view operation) {
+  //! Starts a rank's side of a message. Nothing to wait for if the other side was there.
+  std::optional<thread_ticket> start_message(int rank, thread_call const& call) {
     std::unique_lock lock(mutex_, std::defer_lock);
     acquire(lock);
-    if (!finish(lock, slot_of(sequence), sequence, rank)) throw_failure(lock, rank, operation);
+    if (failure_) throw_failure(lock, rank, call.operation);
+    auto* const other = mail_.match(rank, call);
+    if (other == nullptr) {
+      auto& message = mail_.post(rank, call);
+      return thread_ticket{.rank = rank, .operation = call.operation, .message = &message};
+    }
+    auto const& send = is_send(call) ? call : other->call;
+    auto const& recv = is_send(call) ? other->call : call;
+    if (auto const text = disagreement(send, recv); !text.empty()) {
+      blame(send.root, recv.root,
+            text + " as message " + std::to_string(other->number) +
+                "; messages from one rank to another are received in the order they are sent");
+      throw_failure(lock, rank, call.operation);
+    }
+    other->matched = true;
+    lock.unlock();
+    copy_bytes(recv.recv, send.send, static_cast<std::size_t>(send.total) * send.element_size);
+    acquire(lock);
+    other->done = true;
+    notify(state(other->rank).mail);
+    return std::nullopt;
   }
 
-  //! The same without telling: a failure shows at the rank's next operation.
-  void settle(int rank, std::int64_t sequence) noexcept {
+  //! Returns when the operation is complete; throws peer_error if it never will be.
+  void wait(thread_ticket const& ticket) {
+    std::unique_lock lock(mutex_, std::defer_lock);
+    acquire(lock);
+    if (!finish(lock, ticket)) throw_failure(lock, ticket.rank, ticket.operation);
+  }
+
+  //! Whether it is complete by now, with this thread's help, but without waiting. Then, or if it
+  //! throws, the ticket is used up.
+  bool ready(thread_ticket& ticket) {
+    if (state_of(ticket).version.load(std::memory_order_acquire) == ticket.seen) return false;
+    std::unique_lock lock(mutex_, std::defer_lock);
+    acquire(lock);
+    auto const at = advance(lock, ticket, false);
+    ticket.seen = state_of(ticket).version.load(std::memory_order_relaxed);
+    if (at == progress::complete || at == progress::failed) release(ticket);
+    if (at == progress::failed) throw_failure(lock, ticket.rank, ticket.operation);
+    return at == progress::complete;
+  }
+
+  //! Waits without telling: a failure shows at the rank's next operation.
+  void settle(thread_ticket const& ticket) noexcept {
     std::unique_lock lock(mutex_);
-    finish(lock, slot_of(sequence), sequence, rank);
+    finish(lock, ticket);
   }
 
   //! Takes the rank's buffers back, which ends the group. Returns when no thread touches them.
-  void abandon(int rank, std::int64_t sequence, std::string_view operation) noexcept {
+  void abandon(thread_ticket const& ticket) noexcept {
     std::unique_lock lock(mutex_);
     if (!failure_) unexplained_ = true;
-    blame(rank, -1,
-          "rank " + std::to_string(rank) + " abandoned " + std::string(operation) + " (operation " +
-              std::to_string(sequence) + ") because of an exception");
-    auto& s = slot_of(sequence);
-    if (s.sequence != sequence) return;
+    auto* const message = ticket.message;
+    blame(ticket.rank, -1,
+          "rank " + std::to_string(ticket.rank) + " abandoned " + std::string(ticket.operation) +
+              (message != nullptr ? numbered(*message) : numbered(ticket.sequence)) +
+              " because of an exception");
+    if (message != nullptr) {
+      while (message->matched && !message->done) pause(lock, state_of(ticket), std::nullopt);
+      return mail_.release(*message);
+    }
+    auto& s = slot_of(ticket.sequence);
+    if (s.sequence != ticket.sequence) return;
     s.revoked = true;
-    while (s.running > 0) pause(lock, s, std::nullopt);
+    while (s.running > 0) pause(lock, s.state, std::nullopt);
   }
 
  private:
   using clock = std::chrono::steady_clock;
+
+  //! Something that threads wait for a change of.
+  struct changing {
+    std::condition_variable changed;
+    std::atomic<unsigned> version = 1;  // for those who look without the mutex
+  };
+
+  enum class progress { complete, running, waiting, failed };
 
   struct rank_state {
     std::int64_t started = 0;  // operations
     bool present = false;      // a communicator of this rank lives
     bool left = false;         // it lived once
     bool told = false;         // the failure was thrown at it
+    changing mail;             // messages that it started first
+    thread_ticket const* waits = nullptr;
   };
 
   struct slot {
@@ -190,8 +260,7 @@ class thread_engine {
     int running = 0;
     int done = 0;
     bool revoked = false;
-    std::condition_variable changed;
-    std::atomic<unsigned> version = 0;  // of the slot, for those who look without the mutex
+    changing state;
   };
 
   [[nodiscard]] rank_state& state(int rank) noexcept {
@@ -199,6 +268,16 @@ class thread_engine {
   }
   [[nodiscard]] slot& slot_of(std::int64_t sequence) noexcept {
     return slots_[static_cast<std::size_t>(sequence) % slots_.size()];
+  }
+  [[nodiscard]] changing& state_of(thread_ticket const& ticket) noexcept {
+    return ticket.message != nullptr ? state(ticket.rank).mail : slot_of(ticket.sequence).state;
+  }
+
+  static std::string numbered(std::int64_t sequence) {
+    return " (operation " + std::to_string(sequence) + ")";
+  }
+  static std::string numbered(thread_message const& message) {
+    return " (message " + std::to_string(message.number) + ")";
   }
 
   //! One part per rank, but a small operation is done whole: waking a thread would take longer.
@@ -210,25 +289,30 @@ class thread_engine {
                : size();
   }
 
-  static void notify(slot& s) noexcept {
-    s.version.fetch_add(1, std::memory_order_release);
-    s.changed.notify_all();
+  static void notify(changing& state) noexcept {
+    state.version.fetch_add(1, std::memory_order_release);
+    state.changed.notify_all();
+  }
+  void notify_all() noexcept {
+    for (auto& s : slots_) notify(s.state);
+    for (auto& r : ranks_) notify(r.mail);
   }
 
-  //! Gives up the lock until the slot has changed or the time is over, or for no reason.
-  void pause(std::unique_lock<std::mutex>& lock, slot& s,
+  //! Gives up the lock until the state has changed or the time is over, or for no reason.
+  void pause(std::unique_lock<std::mutex>& lock, changing& state,
              std::optional<clock::time_point> until) const {
     if (spins_ > 0) {
-      auto const seen = s.version.load(std::memory_order_relaxed);
+      auto const seen = state.version.load(std::memory_order_relaxed);
       lock.unlock();
-      for (int i = 0; i < spins_ && s.version.load(std::memory_order_acquire) == seen; ++i) relax();
+      for (int i = 0; i < spins_ && state.version.load(std::memory_order_acquire) == seen; ++i)
+        relax();
       acquire(lock);
-      if (s.version.load(std::memory_order_relaxed) != seen) return;
+      if (state.version.load(std::memory_order_relaxed) != seen) return;
     }
     if (until) {
-      s.changed.wait_until(lock, *until);
+      state.changed.wait_until(lock, *until);
     } else {
-      s.changed.wait(lock);
+      state.changed.wait(lock);
     }
   }
 
@@ -246,28 +330,52 @@ class thread_engine {
 #endif
   }
 
-  //! Works on operation `sequence` and waits for it. True: complete. False: it failed, and nobody
+  //! Works on what the ticket is for and waits for it. True: complete. False: it failed, and nobody
   //! touches its buffers any more.
-  bool finish(std::unique_lock<std::mutex>& lock, slot& s, std::int64_t sequence, int rank) {
+  bool finish(std::unique_lock<std::mutex>& lock, thread_ticket const& ticket) {
+    // Nobody else starts the other side of a message to oneself.
+    bool const alone = ticket.message != nullptr && ticket.message->call.root == ticket.rank;
     std::optional<clock::time_point> until;
-    while (s.sequence == sequence && s.done != s.parts) {
-      bool const ready = s.parts > 0 && !s.revoked;
-      if (ready && s.claims < s.parts) {
-        run_part(lock, s, rank);
-      } else if (ready || s.running > 0) {
-        pause(lock, s, std::nullopt);
-      } else if (failure_) {
-        return false;
-      } else if (!until) {
-        until = clock::now() + deadline_;
-        blame_absent(s, rank, false);
-        if (!failure_) pause(lock, s, until);
+    state(ticket.rank).waits = &ticket;
+    auto at = progress::waiting;
+    while (at = advance(lock, ticket, until && clock::now() >= *until),
+           at == progress::waiting || at == progress::running) {
+      if (at == progress::waiting && !until) {
+        until = clock::now() + (alone ? std::chrono::milliseconds(0) : deadline_);
+      }
+      pause(lock, state_of(ticket), at == progress::waiting ? until : std::nullopt);
+    }
+    state(ticket.rank).waits = nullptr;
+    release(ticket);
+    return at == progress::complete;
+  }
+
+  void release(thread_ticket const& ticket) noexcept {
+    if (ticket.message != nullptr) mail_.release(*ticket.message);
+  }
+
+  //! Does what there is to do without waiting. `late`: ends the group if a rank is missing.
+  progress advance(std::unique_lock<std::mutex>& lock, thread_ticket const& ticket, bool late) {
+    if (ticket.message != nullptr) {
+      auto const& message = *ticket.message;
+      if (message.done) return progress::complete;
+      if (message.matched) return progress::running;
+      if (!failure_) blame_absent(message, late);
+      return failure_ ? progress::failed : progress::waiting;
+    }
+    auto& s = slot_of(ticket.sequence);
+    while (s.sequence == ticket.sequence && s.done != s.parts) {
+      bool const agreed = s.parts > 0 && !s.revoked;
+      if (agreed && s.claims < s.parts) {
+        run_part(lock, s, ticket.rank);
+      } else if (agreed || s.running > 0) {
+        return progress::running;
       } else {
-        blame_absent(s, rank, clock::now() >= *until);
-        if (!failure_) pause(lock, s, until);
+        if (!failure_) blame_absent(s, ticket.rank, late);
+        return failure_ ? progress::failed : progress::waiting;
       }
     }
-    return true;
+    return progress::complete;
   }
 
   void run_part(std::unique_lock<std::mutex>& lock, slot& s, int rank) noexcept {
@@ -281,7 +389,7 @@ class thread_engine {
     for (int p = part; p < end; ++p) s.calls[0].produce(s.calls, p);
     acquire(lock);
     --s.running;
-    if (++s.done == s.parts || (s.revoked && s.running == 0)) notify(s);
+    if (++s.done == s.parts || (s.revoked && s.running == 0)) notify(s.state);
   }
 
   //! The group's failure is the first one. `other` is the peer to name to `rank` itself.
@@ -289,7 +397,7 @@ class thread_engine {
     if (failure_) return;
     failure_ = thread_failure{rank, std::move(message)};
     other_ = other;
-    for (auto& s : slots_) notify(s);
+    notify_all();
   }
 
   bool blame_disagreement(slot const& s) {
@@ -318,16 +426,55 @@ class thread_engine {
     if (blame_disagreement(s)) return;
     for (int r = 0; r < size(); ++r) {
       if (state(r).started > s.sequence || (any_left && !state(r).left)) continue;
-      if (first < 0) first = r;
+      if (first < 0 || state(first).waits != nullptr) first = r;
       names += (absent++ == 0 ? " " : ", ") + std::to_string(r);
     }
-    auto const what = describe(s.calls[static_cast<std::size_t>(rank)]) + " (operation " +
-                      std::to_string(s.sequence) + ")";
-    blame(first, rank,
-          (absent == 1 ? "rank" : "ranks") + names +
-              (any_left ? " left without starting " + what
-                        : " did not start " + what + " within " +
-                              std::to_string(deadline_.count()) + " ms"));
+    auto const what = describe(s.calls[static_cast<std::size_t>(rank)]) + numbered(s.sequence);
+    blame_absent(first, rank, (absent == 1 ? "rank" : "ranks") + names, any_left, what);
+  }
+
+  //! The same for the other side of a message.
+  void blame_absent(thread_message const& message, bool late) {
+    int const peer = message.call.root;
+    if (!state(peer).left && !late) return;
+    auto awaited = message.call;
+    awaited.operation = is_send(message.call) ? "recv" : "send";
+    awaited.root = message.rank;
+    blame_absent(peer, message.rank, "rank " + std::to_string(peer), state(peer).left,
+                 describe(awaited) + numbered(message));
+  }
+
+  //! Blames `absent`, or the rank it waits for.
+  void blame_absent(int absent, int rank, std::string text, bool left, std::string const& what) {
+    text += left ? " left without starting " + what
+            : absent == rank
+                ? " waits without having started " + what
+                : " did not start " + what + " within " + std::to_string(deadline_.count()) + " ms";
+    int const cause = left ? absent : cause_of(absent, rank);
+    if (cause != absent) {
+      text += "; rank " + std::to_string(absent) + " waits for rank " + std::to_string(cause);
+    }
+    blame(cause, rank, std::move(text));
+  }
+
+  //! The rank that `absent` waits for, the one that this one waits for, and so on; `absent` itself
+  //! if that comes back to it or to `rank`.
+  [[nodiscard]] int cause_of(int absent, int rank) {
+    int cause = absent;
+    for (int step = 0; step < size(); ++step) {
+      auto const* const ticket = state(cause).waits;
+      if (ticket == nullptr) return cause;
+      if (ticket->message != nullptr) {
+        cause = ticket->message->call.root;
+      } else {
+        auto const late = std::ranges::find_if(
+            ranks_, [&](rank_state const& r) { return r.started <= ticket->sequence; });
+        if (late == ranks_.end()) return cause;
+        cause = static_cast<int>(late - ranks_.begin());
+      }
+      if (cause == absent || cause == rank) break;
+    }
+    return absent;
   }
 
   //! A rank that unwinds reports its exception after it has abandoned its operations, which is
@@ -336,7 +483,7 @@ class thread_engine {
                                   std::string_view operation) {
     auto const until = clock::now() + std::min(deadline_, std::chrono::milliseconds(1000));
     while (unexplained_ && failure_->rank != rank && clock::now() < until) {
-      pause(lock, slots_[0], until);
+      pause(lock, slots_[0].state, until);
     }
     state(rank).told = true;
     auto const peer = failure_->rank == rank && other_ >= 0 ? other_ : failure_->rank;
@@ -347,6 +494,7 @@ class thread_engine {
   std::chrono::milliseconds deadline_;
   int spins_;  // before sleeping; about as long as a wake-up takes, 0 with fewer cores than ranks
   std::vector<rank_state> ranks_;
+  thread_mail mail_;
   std::vector<slot> slots_;
   std::optional<thread_failure> failure_;
   int other_ = -1;

@@ -5,7 +5,7 @@
 //! One rank of an MPI communicator: its operations in flight, its deadline, its failure, its end.
 //!
 //! Whoever waits moves all operations in flight on, so that none depends on the order in which they
-//! are waited for.
+//! are waited for. (Messages need no more for that than any call of MPI.)
 //! A rank that cannot go on tells all others (mpi_roll_call), which look for that every few
 //! milliseconds. What MPI may still touch after a failure is never freed.
 
@@ -83,6 +83,8 @@ class mpi_engine {
     check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest_tag, &found), who_,
               "MPI_Comm_get_attr");
     tags_ = ((found != 0 ? *largest_tag : 32767) - first_tag + 1) / tag_step;
+    sent_.resize(static_cast<std::size_t>(size()));
+    received_.resize(sent_.size());
     roll_.emplace(comm_, rank(), size(), notice_tag);
     if (threaded) worker_ = std::thread([this] { work(); });
   }
@@ -107,14 +109,15 @@ class mpi_engine {
       give_up(nullptr);
       throw_failure(who);
     }
-    auto& operation = unused();
-    auto const tag = first_tag + static_cast<int>(started_ % tag_step);
+    auto& operation = call.message ? unused_message() : unused();
+    auto& number = call.message ? count_of(call) : started_;
+    auto const tag = first_tag + (call.message ? numbers : 0) + static_cast<int>(number % numbers);
     operation.begin(
-        started_, call,
+        number, call,
         {comm_, rank(), size(), limit_, tag, tag_step, tags_, type_of(call.element_size)});
     post(operation);
     operation.launch();
-    ++started_;
+    ++number;
     wake_.notify_one();
     return operation;
   }
@@ -126,7 +129,20 @@ class mpi_engine {
     if (!finish(lock, operation, ctx)) throw_failure(who);
   }
 
-  //! The same without telling: a failure shows at the rank's next operation.
+  //! Whether the operation is complete by now; moves all on. Throws if it never will be.
+  bool ready(mpi_operation& operation, host_context const& ctx) {
+    std::unique_lock lock(mutex_);
+    bool const complete = advance(lock, operation, ctx);
+    if (complete) {
+      release(operation);
+    } else if (operation.at != mpi_operation::stage::folding) {
+      if (!failure_) watch(operation);
+      if (failure_) throw_failure({operation.call.name.operation, rank(), size()});
+    }
+    return complete;
+  }
+
+  //! The same as `wait` without telling: a failure shows at the rank's next operation.
   void settle(mpi_operation& operation) noexcept {
     std::unique_lock lock(mutex_);
     finish(lock, operation, {});
@@ -136,8 +152,8 @@ class mpi_engine {
   void abandon(mpi_operation& operation) noexcept {
     std::unique_lock lock(mutex_);
     if (!failure_) {
-      fail("it abandoned " + std::string(operation.call.name.operation) + " (operation " +
-           std::to_string(operation.sequence) + ") because of an exception");
+      fail("it abandoned " + std::string(operation.call.name.operation) + numbered(operation) +
+           " because of an exception");
     }
     for (backoff pause; operation.at == mpi_operation::stage::folding; pause(lock)) {
     }
@@ -178,6 +194,8 @@ class mpi_engine {
     } else if (!failure_ && done() < started_) {
       fail("it destroyed its communicator before operation " + std::to_string(done()) +
            " was complete");
+    } else if (!failure_ && unused_messages_.size() < messages_.size()) {
+      fail("it destroyed its communicator before its messages were complete");
     }
     if (!owner_) MPI_Comm_set_errhandler(comm_, callers_), MPI_Errhandler_free(&callers_);
     if (failure_ || (owner_ && !leave())) return false;
@@ -190,7 +208,7 @@ class mpi_engine {
   using clock = std::chrono::steady_clock;
 
   // The communicator may be shared with its owner's messages. MPI guarantees tags up to 32767.
-  static constexpr int notice_tag = 16384, first_tag = 16385, tag_step = 1024;
+  static constexpr int notice_tag = 16384, first_tag = 16385, numbers = 512, tag_step = 2 * numbers;
 
   struct element_type {
     std::size_t size;
@@ -261,6 +279,39 @@ class mpi_engine {
     return *operations_.emplace_back(std::make_unique<mpi_operation>());
   }
 
+  [[nodiscard]] mpi_operation& unused_message() {
+    if (unused_messages_.empty()) {
+      unused_messages_.reserve(messages_.size() + 1);
+      return *messages_.emplace_back(std::make_unique<mpi_operation>());
+    }
+    auto& message = *unused_messages_.back();
+    unused_messages_.pop_back();
+    return message;
+  }
+  void release(mpi_operation& operation) noexcept {
+    operation.at = mpi_operation::stage::unused;
+    if (operation.call.message) unused_messages_.push_back(&operation);
+  }
+
+  //! How many messages to, or from, the call's peer have been started.
+  [[nodiscard]] std::int64_t& count_of(mpi_call const& call) noexcept {
+    return (is_send(call) ? sent_ : received_)[static_cast<std::size_t>(call.name.root)];
+  }
+
+  //! What has to be started for this: the same on all ranks, or the other side of a message.
+  [[nodiscard]] std::string awaited(mpi_operation const& operation) const {
+    auto name = operation.call.name;
+    if (operation.call.message) {
+      name.operation = is_send(operation.call) ? "recv" : "send";
+      name.root = rank();
+    }
+    return detail::describe(name) + numbered(operation);
+  }
+  [[nodiscard]] static std::string numbered(mpi_operation const& operation) {
+    return (operation.call.message ? " (message " : " (operation ") +
+           std::to_string(operation.sequence) + ")";
+  }
+
   [[nodiscard]] MPI_Datatype type_of(std::size_t size) {
     if (size == 1) return MPI_BYTE;
     for (auto const& known : types_) {
@@ -288,7 +339,18 @@ class mpi_engine {
     return first;
   }
 
-  //! Moves all operations on.
+  //! Does what there is to do without waiting. Returns whether the operation is complete then.
+  bool advance(std::unique_lock<std::mutex>& lock, mpi_operation& operation,
+               host_context const& ctx) {
+    if (operation.call.message && !failure_) operation.test();
+    advance(lock, ctx);
+    if (operation.at == mpi_operation::stage::fold && !operation.has_second_exchange()) {
+      fold(lock, operation, ctx);
+    }
+    return operation.at == mpi_operation::stage::done;
+  }
+
+  //! Moves all collective operations on.
   void advance(std::unique_lock<std::mutex>& lock, host_context const& ctx) {
     for (std::size_t i = 0; i < operations_.size() && !failure_; ++i) {
       auto& operation = *operations_[i];
@@ -314,40 +376,62 @@ class mpi_engine {
   //! False: the operation failed, and nobody but MPI touches its buffers any more.
   bool finish(std::unique_lock<std::mutex>& lock, mpi_operation& operation,
               host_context const& ctx) {
-    using stage = mpi_operation::stage;
-    auto until = clock::now() + deadline_;
-    for (backoff pause; operation.at != stage::done; pause(lock)) {
-      advance(lock, ctx);
-      if (operation.at == stage::done || operation.at == stage::folding) continue;
-      if (operation.at == stage::fold && !operation.has_second_exchange()) {
-        fold(lock, operation, ctx);
-        break;
-      }
+    auto const now = clock::now();
+    operation.until =
+        std::min(operation.until, waits_for_itself(operation) ? now : now + deadline_);
+    for (backoff pause; !advance(lock, operation, ctx); pause(lock)) {
+      if (operation.at == mpi_operation::stage::folding) continue;
       if (failure_) return false;
-      if (listen_if_due()) until = std::min(until, last_moment(operation));
-      if (operation.at == stage::failed || clock::now() >= until) give_up(&operation);
+      watch(operation);
     }
-    operation.at = stage::unused;
+    release(operation);
     return true;
+  }
+
+  //! Gives up when it is time to.
+  void watch(mpi_operation& operation) {
+    if (listen_if_due()) operation.until = std::min(operation.until, last_moment(operation));
+    if (operation.at == mpi_operation::stage::failed || clock::now() >= operation.until) {
+      give_up(&operation);
+    }
+  }
+
+  //! Nobody else starts the other side of a message to oneself.
+  [[nodiscard]] bool waits_for_itself(mpi_operation const& operation) const {
+    auto const& call = operation.call;
+    if (!call.message || call.name.root != rank()) return false;
+    auto const r = static_cast<std::size_t>(rank());
+    return (is_send(call) ? received_ : sent_)[r] <= operation.sequence;
   }
 
   //! Looks for notices of the peers at most every 10 ms. Returns whether there are any by now.
   bool listen_if_due() {
     auto const now = clock::now();
-    if (now - listened_ < std::chrono::milliseconds(10)) return false;
-    listened_ = now;
-    return roll_->listen();
+    if (now - listened_ >= std::chrono::milliseconds(10)) {
+      listened_ = now;
+      roll_->listen();
+    }
+    return roll_->heard();
   }
 
-  //! How long the operation may take after the notices that have come.
+  //! Whether a rank that has sent this will not do what the operation needs of it.
+  [[nodiscard]] static bool hopeless(mpi_notice const& n, mpi_operation const& operation) {
+    auto const& call = operation.call;
+    if (call.message) {
+      return n.rank == call.name.root &&
+             (is_send(call) ? n.in : n.out).started <= operation.sequence;
+    }
+    return (n.ending == mpi_ending::left ? n.started : n.done) <= operation.sequence;
+  }
+
+  //! How long the operation may take after the notices that have come. Who gave up waits twice as
+  //! long for what this rank has to say.
   [[nodiscard]] clock::time_point last_moment(mpi_operation const& operation) const {
-    auto const hopeless = [&](mpi_notice const& n) {
-      return n.ending == mpi_ending::left ? n.started <= operation.sequence
-                                          : n.done <= operation.sequence;
-    };
-    if (roll_->any(hopeless)) return clock::time_point::min();
+    if (roll_->any([&](auto const& n) { return hopeless(n, operation); })) {
+      return clock::time_point::min();
+    }
     auto const ends = [](mpi_notice const& n) { return n.ending != mpi_ending::left; };
-    return roll_->any(ends) ? listened_ + grace_ : clock::time_point::max();
+    return roll_->any(ends) ? listened_ + grace_ / 2 : clock::time_point::max();
   }
 
   //! Tells the peers that this rank waits no longer, for `operation` if there is one, hears what
@@ -355,23 +439,28 @@ class mpi_engine {
   void give_up(mpi_operation const* operation) {
     mpi_notice notice = about(mpi_ending::gave_up);
     if (operation != nullptr) {
+      auto const& call = operation->call;
       notice.waiting = operation->sequence;
       notice.hash = operation->hash;
-      mpi_notice::set(notice.call, detail::describe(operation->call.name));
+      mpi_notice::set(notice.call, detail::describe(call.name));
+      if (call.message) notice.peer = call.name.root;
+      notice.sends = is_send(call);
       if (operation->code != MPI_SUCCESS) mpi_notice::set(notice.why, mpi_text(operation->code));
     }
-    roll_->tell(notice);
+    tell(notice);
     auto const until = clock::now() + grace_;
-    auto const number = operation == nullptr ? started_ : operation->sequence;
     auto const explains = [&](mpi_notice const& n) {
       return n.ending == mpi_ending::failed ||
-             (n.ending == mpi_ending::left && n.started <= number);
+             (n.ending == mpi_ending::left &&
+              (operation == nullptr ? n.started <= started_ : hopeless(n, *operation)));
     };
     while (roll_->listen(), !roll_->complete() && !roll_->any(explains) && clock::now() < until) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     flush();
-    auto failure = roll_->blame(within_deadline());
+    auto failure = roll_->blame(
+        operation == nullptr ? "operation " + std::to_string(started_) : awaited(*operation),
+        within_deadline());
     if (failure.peer == rank() && operation != nullptr && operation->code != MPI_SUCCESS) {
       failure = {rank(), mpi_text(operation->code), operation->code};
     }
@@ -382,7 +471,7 @@ class mpi_engine {
   void fail(std::string const& why) noexcept {
     auto notice = about(mpi_ending::failed);
     mpi_notice::set(notice.why, why);
-    roll_->tell(notice);
+    tell(notice);
     flush();
     end({rank(), "rank " + std::to_string(rank()) + " failed: " + why});
   }
@@ -391,9 +480,14 @@ class mpi_engine {
   void end(mpi_failure failure) noexcept {
     failure_ = std::move(failure);
     mpi_has_failed() = true;
-    for (auto const& operation : operations_) operation->withdraw();
+    for (auto const& message : messages_) message->test();
+    auto const is_withdrawn = [](auto const& o) { return o->withdrawn(); };
+    for (auto const* all : {&operations_, &messages_}) {
+      for (auto const& operation : *all) operation->withdraw();
+    }
     auto const withdrawn = [&] {
-      return std::ranges::all_of(operations_, [](auto const& o) { return o->withdrawn(); });
+      return std::ranges::all_of(operations_, is_withdrawn) &&
+             std::ranges::all_of(messages_, is_withdrawn);
     };
     auto const until = clock::now() + std::chrono::milliseconds(200);
     for (backoff pause; !withdrawn() && clock::now() < until; pause()) {
@@ -402,7 +496,7 @@ class mpi_engine {
 
   //! The destructor's part of an orderly end: all ranks leave, or the deadline is over.
   [[nodiscard]] bool leave() noexcept {
-    roll_->tell(about(mpi_ending::left));
+    tell(about(mpi_ending::left));
     auto const until = clock::now() + deadline_;
     auto const ends = [](mpi_notice const& n) { return n.ending != mpi_ending::left; };
     for (backoff pause; !(roll_->listen(), roll_->complete()) || !roll_->sent(); pause()) {
@@ -419,8 +513,29 @@ class mpi_engine {
     }
   }
 
+  //! Tells every peer this, and about the messages with it.
+  void tell(mpi_notice const& notice) noexcept {
+    roll_->tell([&](int r) {
+      auto told = notice;
+      told.out.started = sent_[static_cast<std::size_t>(r)];
+      told.in.started = received_[static_cast<std::size_t>(r)];
+      for (auto const& message : messages_) {
+        auto const& call = message->call;
+        if (call.name.root != r || complete(*message)) continue;
+        auto& sides = is_send(call) ? told.out : told.in;
+        if (sides.open >= 0 && sides.open < message->sequence) continue;
+        sides.open = message->sequence;
+        sides.hash = message->hash;
+        sides.call = {};
+        mpi_notice::set(sides.call, detail::describe(call.name));
+      }
+      return told;
+    });
+  }
+
   [[nodiscard]] mpi_notice about(mpi_ending ending) const noexcept {
     mpi_notice notice;
+    notice.rank = rank();
     notice.ending = ending;
     notice.started = started_;
     notice.done = done();
@@ -437,10 +552,12 @@ class mpi_engine {
   void work() {
     std::unique_lock lock(mutex_);
     while (!stopping_) {
-      if (failure_ || done() == started_) {
+      bool const idle = done() == started_ && unused_messages_.size() == messages_.size();
+      if (failure_ || idle) {
         wake_.wait(lock);
       } else {
         advance(lock, {});
+        for (auto const& message : messages_) message->test();
         wake_.wait_for(lock, std::chrono::microseconds(50));
       }
     }
@@ -459,7 +576,10 @@ class mpi_engine {
   std::mutex mutex_;  // of what follows
   std::vector<element_type> types_;
   std::vector<std::unique_ptr<mpi_operation>> operations_;
-  std::int64_t started_ = 0;
+  std::int64_t started_ = 0;  // collective operations
+  std::vector<std::unique_ptr<mpi_operation>> messages_;
+  std::vector<mpi_operation*> unused_messages_;
+  std::vector<std::int64_t> sent_, received_;  // messages, by peer
   std::optional<mpi_roll_call> roll_;
   std::optional<mpi_failure> failure_;
   clock::time_point listened_ = {};

@@ -4,18 +4,20 @@
 //! @file
 //! One operation in flight over MPI: its messages, and the memory that MPI uses meanwhile.
 //!
-//! Every operation is one or two exchanges of messages. MPI's own nonblocking collectives would
-//! bring the same bytes, but on lengths that differ they end the program (Open MPI, by
-//! MPI_COMM_WORLD's error handler) or say nothing (MPICH), cannot be taken back, and have to be
-//! started in the same order everywhere, which the second exchange of an all_reduce is not.
+//! A send or recv is one message, every other operation is one or two exchanges of them. MPI's own
+//! nonblocking collectives would bring the same bytes, but on lengths that differ they end the
+//! program (Open MPI, by MPI_COMM_WORLD's error handler) or say nothing (MPICH), cannot be taken
+//! back, and have to be started in the same order everywhere, which the second exchange of an
+//! all_reduce is not.
 //!
-//! A message's tag holds the operation's number and a hash of all that ranks must agree on, as long
-//! as MPI's tags allow (18 bits or more in usual ones): what disagrees does not match, and both
-//! sides name it at the deadline.
+//! A message's tag holds the number of the operation, or of the message in its direction, and a
+//! hash of all that ranks must agree on, as long as MPI's tags allow (18 bits or more in usual
+//! ones): what disagrees does not match, and both sides name it at the deadline.
 
 #include <mpi.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -39,6 +41,7 @@ struct mpi_call {
   std::size_t element_size = 1;
   std::byte const* send = nullptr;
   std::byte* recv = nullptr;
+  bool message = false;  //!< "send" or "recv"; the root is the peer
   //! to[i] = from[0][i] op from[1][i] ... for elements i of [begin, end). Null: no reduction.
   void (*fold)(std::span<std::byte const* const> from, std::byte* to, std::int64_t begin,
                std::int64_t end) noexcept = nullptr;
@@ -54,6 +57,10 @@ void fold_blocks(std::span<std::byte const* const> from, std::byte* to, std::int
       });
 }
 
+[[nodiscard]] inline bool is_send(mpi_call const& call) noexcept {
+  return call.message && call.name.operation == "send";
+}
+
 //! A hash of all that ranks must agree on.
 inline std::uint64_t fingerprint(mpi_call const& call, std::int64_t limit) noexcept {
   std::uint64_t hash = 0xcbf29ce484222325U;
@@ -61,12 +68,13 @@ inline std::uint64_t fingerprint(mpi_call const& call, std::int64_t limit) noexc
     hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x100000001b3U;
     hash ^= hash >> 32;
   };
-  for (auto const text : {call.name.operation, call.name.element, call.op}) {
+  auto const operation = call.message ? "message" : call.name.operation;
+  for (auto const text : {operation, call.name.element, call.op}) {
     for (char const c : text) add(c);
     add(0);
   }
   add(call.name.total);
-  add(call.name.root);
+  if (!call.message) add(call.name.root);
   add(call.element_size);
   add(limit);
   for (auto const count : call.counts) add(count);
@@ -101,7 +109,8 @@ class mpi_operation {
   std::int64_t sequence = 0;
   mpi_call call;
   std::uint64_t hash = 0;
-  int code = MPI_SUCCESS;  //!< of the call of MPI that failed
+  int code = MPI_SUCCESS;                       //!< of the call of MPI that failed
+  std::chrono::steady_clock::time_point until;  //!< when whoever waits gives up
 
   [[nodiscard]] bool has_second_exchange() const noexcept { return second_; }
 
@@ -113,6 +122,7 @@ class mpi_operation {
     wire_ = wire;
     wire_.tag += static_cast<int>(hash % static_cast<std::uint64_t>(wire.tags)) * wire.tag_step;
     code = MPI_SUCCESS;
+    until = std::chrono::steady_clock::time_point::max();
     second_ = false;
     from_.clear();
     clear();
@@ -165,6 +175,20 @@ class mpi_operation {
     set_blocks([](int) { return 1; });
     reserve(wire_.size);
     gather(block(staging(), wire_.rank).data, staging());
+  }
+
+  //! Complete when its receive has been started, as with other communicators.
+  void send() {
+    in_pieces(
+        range<std::byte const>{call.send, call.name.total}, true,
+        [&](std::byte const* from, int n) {
+          note(MPI_Issend(from, n, wire_.type, call.name.root, wire_.tag, wire_.comm, next()));
+        });
+  }
+
+  void recv() {
+    in_pieces(range<std::byte>{call.recv, call.name.total}, true,
+              [&](std::byte* to, int n) { receive(to, n, call.name.root); });
   }
 
   //! Goes on as far as it can without a fold or a second exchange. Never waits.
@@ -296,24 +320,29 @@ class mpi_operation {
   //! wants.
   template <class Out, class In>
   void post_messages(Out const& out, In const& in) {
-    auto const pieces = [&](auto const& whole, auto const& start) {
-      for (std::int64_t i = 0; i < whole.count; i += wire_.limit) {
-        start(whole.data + bytes(i), static_cast<int>(std::min(wire_.limit, whole.count - i)));
-      }
-    };
     for (int shift = 1; shift < wire_.size; ++shift) {
       auto const r = (wire_.rank + wire_.size - shift) % wire_.size;
-      pieces(in(r), [&](std::byte* to, int n) {
-        ++receives_;
-        note(MPI_Irecv(to, n, wire_.type, r, wire_.tag, wire_.comm, next()));
-      });
+      in_pieces(in(r), false, [&](std::byte* to, int n) { receive(to, n, r); });
     }
     for (int shift = 1; shift < wire_.size; ++shift) {
       auto const r = (wire_.rank + shift) % wire_.size;
-      pieces(out(r), [&](std::byte const* from, int n) {
+      in_pieces(out(r), false, [&](std::byte const* from, int n) {
         note(MPI_Isend(from, n, wire_.type, r, wire_.tag, wire_.comm, next()));
       });
     }
+  }
+
+  //! `always`: in one empty piece if there is nothing.
+  template <class Byte, class Start>
+  void in_pieces(range<Byte> const& whole, bool always, Start const& start) {
+    if (always && whole.count == 0) start(whole.data, 0);
+    for (std::int64_t i = 0; i < whole.count; i += wire_.limit) {
+      start(whole.data + bytes(i), static_cast<int>(std::min(wire_.limit, whole.count - i)));
+    }
+  }
+  void receive(std::byte* to, int n, int from) {
+    ++receives_;
+    note(MPI_Irecv(to, n, wire_.type, from, wire_.tag, wire_.comm, next()));
   }
 
   void clear() noexcept {

@@ -138,6 +138,20 @@ class nccl_engine {
     event_->order(who, first, second);
   }
 
+  //! Whether NCCL has enqueued everything and the stream's work is done.
+  [[nodiscard]] bool ready(cudaStream_t stream) {
+    caller const who = name("ready");
+    expect_no_capture(who, stream);
+    auto const code = state(who);
+    expect_success(who, code);
+    if (code == ncclInProgress) return false;
+    auto const work = stream_state(stream);
+    if (work != cudaSuccess && work != cudaErrorNotReady) {
+      fail_and_throw(who, {who.operation, "the work on the stream failed", ncclSuccess, work});
+    }
+    return work == cudaSuccess;
+  }
+
   void check() {
     caller const who = name("check");
     expect_success(who, state(who));

@@ -1,0 +1,58 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# paci.sh <paci> <launcher> <count flag> <argument>...
+# The example paci as four processes over MPI: with a flush the same as four threads, bit for bit;
+# asynchronous, within its bounds; and what it refuses, it refuses once.
+set -u
+program=$1 launcher=$2 count=$3
+shift 3
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit 1
+failures=0
+launch="$launcher $count 4 $*"
+
+fail() {
+  echo "FAILED: $*"
+  cat stdout stderr
+  failures=$((failures + 1))
+}
+
+# column <name> <csv>: that column of the last line.
+column() {
+  awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i }
+                        END { print $c }' "$2"
+}
+
+i=0
+while [ $i -lt 400 ]; do
+  echo "line $i of a text that repeats itself, with $((i * i % 97)) and $((i * 7 % 31))"
+  i=$((i + 1))
+done > text
+small="--corpus text --layers 2 --width 16 --heads 2 --context 16 --batch 2 --quiet"
+small="$small --micro-batches 48 --optimizer scape-adams"
+
+for grid in '--stages 4 --replicas 1' '--stages 2 --replicas 2'; do
+  flush="$small $grid --schedule flush --flush-window 4"
+  rm -rf threads mpi
+  "$program" $flush --out threads > stdout 2> stderr || fail "$grid: threads"
+  $launch "$program" $flush --out mpi > stdout 2> stderr || fail "$grid: mpi"
+  for name in weights_hash validation_loss activation_bytes; do
+    [ "$(column $name threads/summary.csv)" = "$(column $name mpi/summary.csv)" ] ||
+      fail "$grid: $name differs"
+  done
+  $launch "$program" $small $grid --schedule paci --window 2,4 --out mpi > stdout 2> stderr ||
+    fail "$grid: paci"
+  [ "$(column max_drift mpi/summary.csv)" -le 1 ] || fail "$grid: drift"
+  [ "$(grep -c ',step,' mpi/paci-2-seed1.events.csv)" -eq 96 ] || fail "$grid: steps"
+done
+
+$launch "$program" $small --stages 3 --out out > stdout 2> stderr
+code=$?
+[ "$code" -eq 2 ] || fail "exit code $code, not 2"
+[ "$(grep -c '^paci: ' stderr)" -eq 1 ] || fail "not one line"
+grep -q '^paci: --comm mpi: 3 stages times 1 replicas' stderr || fail "no word of the reason"
+[ -e out ] && fail "something was written"
+
+[ "$failures" -eq 0 ] && echo "all passed"
+exit "$((failures > 0))"

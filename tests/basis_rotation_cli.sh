@@ -45,7 +45,7 @@ refuse '--lr' $quick --lr -1 --out out
 refuse '--heads 3 does not divide' $quick --heads 3 --out out
 refuse '--ranks 3 does not divide' $quick --ranks 3 --out out
 refuse '--interval' $quick --interval 0 --out out
-refuse 'does not exist' $quick --corpus absent --out out
+refuse 'does not exist' --quick --corpus absent --out out
 refuse 'too small' $quick --context 4000 --out out
 
 "$program" $quick --out all > stdout 2> stderr || fail "quick: $(cat stderr)"

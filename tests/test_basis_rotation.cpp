@@ -52,7 +52,7 @@ class text_file {
 
 settings small() {
   settings s;
-  s.shape = {.layers = 2, .width = 8, .heads = 2, .context = 8};
+  s.shape = {.layers = 2, .width = 8, .heads = 2, .context = 8, .tied = false};
   s.batch = 4;
   s.warmup = 4;
   s.target = 0;
@@ -73,7 +73,8 @@ std::map<std::string, std::int64_t> delays_of(train_gpt::gpt_shape const& shape,
 }  // namespace
 
 TEST_CASE("the stages hold all tensors, in the order of depth") {
-  train_gpt::gpt_shape const shape{.layers = 3, .width = 12, .heads = 2, .context = 7};
+  train_gpt::gpt_shape const shape{
+      .layers = 3, .width = 12, .heads = 2, .context = 7, .tied = false};
   for (std::int64_t stages = 1; stages <= most_stages(shape); ++stages) {
     auto const tensors = parameter_tensors(shape);
     auto const placed = place_on_stages(shape, stages);
@@ -84,9 +85,9 @@ TEST_CASE("the stages hold all tensors, in the order of depth") {
       CHECK(t.name == tensors[i].name);
       CHECK(t.offset == tensors[i].offset);
       CHECK(t.length() == tensors[i].length);
-      CHECK((t.rows == 1) == tensors[i].one_dimensional);
+      CHECK((t.rows == 1) == (tensors[i].one_dimensional || !t.name.starts_with("block")));
       if (i > 0) CHECK(t.delay <= placed[i - 1].delay);
-      if (t.rows > 1 && t.name.starts_with("block")) ++matrices[static_cast<std::size_t>(t.delay)];
+      if (t.rows > 1) ++matrices[static_cast<std::size_t>(t.delay)];
     }
     CHECK(placed.front().delay == stages - 1);
     CHECK(placed.back().delay == 0);
@@ -104,12 +105,12 @@ TEST_CASE("the stages hold all tensors, in the order of depth") {
   CHECK(delays.at("block1.attention_norm.bias") == 7);
   CHECK(delays.at("block2.contract.bias") == 0);
   CHECK(delays.at("final_norm.gain") == 0);
+  CHECK(delays.at("head.weight") == 0);
   CHECK(delays_of(shape, 2).at("block1.projection.bias") == 1);
   CHECK(delays_of(shape, 2).at("block1.mlp_norm.gain") == 0);
   for (auto const& t : place_on_stages(shape, 1)) {
     if (t.name.ends_with("contract.weight")) CHECK(t.rows == 48);
     if (t.name.ends_with("expand.weight")) CHECK(t.columns == 48);
-    if (t.name == "token_embedding") CHECK(t.rows == 256);
   }
 }
 
@@ -217,9 +218,9 @@ TEST_CASE("a shared budget: stages without delay keep their first basis") {
                           .lr = 1e-3};
     refreshes[budget] = static_cast<double>(train_with_delay(s, text, run).refreshes);
   }
-  CHECK(refreshes[uniform] == 10 * 11);  // 119 steps after the first gradient
-  CHECK(refreshes[stage_aware] == doctest::Approx(110).epsilon(0.1));
-  CHECK(refreshes[inverse] == doctest::Approx(110).epsilon(0.1));
+  CHECK(refreshes[uniform] == 8 * 11);  // 119 steps after the first gradient
+  CHECK(refreshes[stage_aware] == doctest::Approx(88).epsilon(0.1));
+  CHECK(refreshes[inverse] == doctest::Approx(88).epsilon(0.1));
 }
 
 TEST_CASE("Nesterov's look-ahead, two steps by hand") {
@@ -253,8 +254,7 @@ TEST_CASE("the moments of both bases have the same norm") {
   auto const observe = [&](std::int64_t step, model_optimizer& optimizer) {
     if (step == 0) return;
     auto const original = original_moments(optimizer), rotated = rotated_moments(optimizer);
-    // Both embeddings and four matrices per block.
-    CHECK(original.size() == 256 * 8 + 8 * 8 + 2 * 12 * 8 * 8);
+    CHECK(original.size() == 2 * 12 * 8 * 8);  // four matrices per block
     REQUIRE(rotated.size() == original.size());
     double a = 0, b = 0;
     for (auto const x : original) a += std::pow(static_cast<double>(x), 2);
@@ -283,7 +283,7 @@ TEST_CASE("sparse sync: full density is plain training in either basis") {
       CHECK(dense.validation.back().loss == doctest::Approx(plain).epsilon(1e-3));
       auto const sparse = train_with_sparse_sync(s, text, {how, 0.1, basis, 0.02});
       CHECK(std::abs(sparse.validation.back().loss - plain) > 1e-3);
-      CHECK(sparse.validation.back().loss < plain + 1);
+      CHECK(sparse.validation.back().loss < std::log(256));  // it learns
     }
   }
 }

@@ -421,12 +421,13 @@ TEST_CASE("charts cope with any data") {
 TEST_CASE("forward and backward pass with parameters of their own") {
   gpt_shape const shape{.layers = 2, .width = 8, .heads = 2, .context = 5};
   std::int64_t const rows = 2;
-  auto const parameters = test_parameters<double>(shape);
+  auto const values = test_parameters<double>(shape);
+  aligned_vector<double> const parameters(values.begin(), values.end());
   auto later = parameters;
   auto const inputs = random_bytes(rows * shape.context, 1);
   auto const targets = random_bytes(rows * shape.context, 2);
   gpt<double> model(shape, rows);
-  std::vector<double> plain(parameters.size()), same(plain), mixed(plain);
+  aligned_vector<double> plain(parameters.size()), same(plain), mixed(plain);
   double const loss = model.loss_and_gradient(parameters, inputs, targets, plain);
   CHECK(model.loss_and_gradient(parameters, later, inputs, targets, same) == loss);
   CHECK(same == plain);

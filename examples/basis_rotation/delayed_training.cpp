@@ -73,7 +73,7 @@ delayed_result train_with_delay(settings const& s, train_gpt::corpus const& text
                                 delayed_run const& run, validation_observer const& observe) {
   auto const start = std::chrono::steady_clock::now();
   auto const tensors = place_on_stages(s.shape, run.stages);
-  model_optimizer optimizer(run.how, tensors, intervals_of(run, tensors), s.dimension_limit);
+  model_optimizer optimizer(run.how, tensors, intervals_of(run, tensors));
   train_gpt::gpt<float> model(s.shape, s.batch);
   train_gpt::batch b(s.batch, s.shape.context);
   auto const initial = train_gpt::initial_parameters(s.shape, run.seed);

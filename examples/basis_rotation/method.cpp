@@ -8,8 +8,7 @@ namespace {
 
 constexpr float beta1 = 0.9F, nesterov_beta1 = 0.99F, beta2 = 0.95F, epsilon = 1e-8F;
 
-scape::rotated_adam_options options_of(method m, std::int64_t interval,
-                                       std::int64_t dimension_limit) {
+scape::rotated_adam_options options_of(method m, std::int64_t interval) {
   using enum method;
   scape::rotated_adam_options o;
   o.beta1 = beta1;
@@ -20,7 +19,7 @@ scape::rotated_adam_options options_of(method m, std::int64_t interval,
                                                            : scape::rotation_source::second_moment;
   o.geometry = m == first_bilateral || m == second_bilateral ? scape::rotation_geometry::bilateral
                                                              : scape::rotation_geometry::unilateral;
-  o.dimension_limit = is_rotated(m) ? dimension_limit : 0;
+  if (!is_rotated(m)) o.dimension_limit = 0;
   return o;
 }
 
@@ -51,16 +50,14 @@ void nesterov_adam::step(std::span<float> weights, std::span<float const> gradie
 }
 
 model_optimizer::model_optimizer(method m, std::span<staged_tensor const> tensors,
-                                 std::span<std::int64_t const> intervals,
-                                 std::int64_t dimension_limit)
+                                 std::span<std::int64_t const> intervals)
     : tensors_(tensors.begin(), tensors.end()) {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     auto const& t = tensors_[i];
     if (m == method::nesterov) {
       optimizers_.emplace_back(nesterov_adam(t.length(), nesterov_beta1, beta2, epsilon));
     } else {
-      optimizers_.emplace_back(
-          scape::rotated_adam(t.rows, t.columns, options_of(m, intervals[i], dimension_limit)));
+      optimizers_.emplace_back(scape::rotated_adam(t.rows, t.columns, options_of(m, intervals[i])));
     }
   }
 }

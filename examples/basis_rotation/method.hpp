@@ -62,9 +62,9 @@ class nesterov_adam {
 //! One optimizer per tensor.
 class model_optimizer {
  public:
-  //! `intervals`: between refreshes, by tensor. Sides beyond `dimension_limit` are not rotated.
+  //! `intervals`: between refreshes, by tensor.
   model_optimizer(method m, std::span<staged_tensor const> tensors,
-                  std::span<std::int64_t const> intervals, std::int64_t dimension_limit);
+                  std::span<std::int64_t const> intervals);
 
   //! `lr` by tensor. Weights and gradient are the flat vectors of the model.
   void step(std::span<float> weights, std::span<float const> gradient, std::span<double const> lr);

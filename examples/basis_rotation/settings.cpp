@@ -32,7 +32,6 @@ void check(settings const& s) {
                                     {"--warmup", s.warmup},
                                     {"--interval", s.interval},
                                     {"--budget-interval", s.budget_interval},
-                                    {"--dimension-limit", s.dimension_limit},
                                     {"--max-steps", s.max_steps},
                                     {"--validate-every", s.validate_every},
                                     {"--sync-steps", s.sync_steps},
@@ -63,7 +62,7 @@ void check(settings const& s) {
 
 // Seconds instead of minutes, to see that everything works.
 void make_quick(settings& s) {
-  s.shape = {.layers = 2, .width = 16, .heads = 2, .context = 16};
+  s.shape = {.layers = 2, .width = 16, .heads = 2, .context = 16, .tied = false};
   s.batch = 4;
   s.warmup = 5;
   s.interval = s.budget_interval = 4;
@@ -112,8 +111,6 @@ settings parse_settings(int argc, char const* const* argv) {
   app.add_option("--max-steps", s.max_steps, "of a run that does not reach it");
   list("--lr", s.learning_rates, "learning rates to try, everywhere; the fastest one counts");
   app.add_option("--interval", s.interval, "steps between refreshes of a basis");
-  app.add_option("--dimension-limit", s.dimension_limit,
-                 "longest side of a matrix that is rotated: not that of the vocabulary");
   app.add_option("--budget-interval", s.budget_interval, "the same in the part budget");
   app.add_option("--warmup", s.warmup, "steps with rising learning rate");
   app.add_option("--sync-steps", s.sync_steps, "steps of the part sync");

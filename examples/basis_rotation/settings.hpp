@@ -15,13 +15,10 @@
 namespace basis_rotation {
 
 struct settings {
-  train_gpt::gpt_shape shape{.layers = 8, .width = 32, .heads = 2, .context = 64};
+  train_gpt::gpt_shape shape{.layers = 8, .width = 32, .heads = 2, .context = 64, .tied = false};
   std::int64_t batch = 8;  //!< sequences per step
   std::int64_t warmup = 50;
-  std::int64_t interval = 10;  //!< steps between refreshes
-  //! Sides beyond are not rotated: the one of the vocabulary, which in larger models is beyond any
-  //! limit.
-  std::int64_t dimension_limit = 128;
+  std::int64_t interval = 10;         //!< steps between refreshes
   std::int64_t budget_interval = 50;  //!< the same where budgets are compared
   std::vector<std::int64_t> stages = {1, 4, 8, 16, 32};
   double target = 2.2;            //!< validation loss, nats per byte

@@ -48,7 +48,7 @@ class sync_rank {
         dense_(layout.plan(1)),
         sparse_(layout.plan(run.density)),
         tensors_(place_on_stages(s.shape, 1)),
-        optimizer_(run.how, tensors_, std::vector(tensors_.size(), s.interval), s.dimension_limit),
+        optimizer_(run.how, tensors_, std::vector(tensors_.size(), s.interval)),
         model_(s.shape, s.batch / s.ranks),
         batch_(s.batch / s.ranks, s.shape.context),
         scratch_(std::max(scape::partitioned_topk_mask_bytes(layout),

@@ -9,9 +9,7 @@ namespace basis_rotation {
 namespace {
 
 std::int64_t rows_of(train_gpt::tensor const& t, train_gpt::gpt_shape const& shape) {
-  if (t.one_dimensional) return 1;
-  if (t.name == "token_embedding") return train_gpt::vocabulary;
-  if (t.name == "position_embedding") return shape.context;
+  if (t.one_dimensional || !t.name.starts_with("block")) return 1;
   return t.name.ends_with("contract.weight") ? 4 * shape.width : shape.width;
 }
 
@@ -33,7 +31,7 @@ std::vector<staged_tensor> place_on_stages(train_gpt::gpt_shape const& shape, st
                       .rows = rows,
                       .columns = t.length / rows,
                       .delay = stages - 1 - at * stages / matrices});
-    if (t.name.starts_with("block") && !t.one_dimensional) ++matrix;
+    if (rows > 1) ++matrix;
   }
   return placed;
 }

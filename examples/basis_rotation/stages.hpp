@@ -15,7 +15,7 @@ namespace basis_rotation {
 struct staged_tensor {
   std::string name;
   std::int64_t offset = 0;  //!< in the flat vector
-  std::int64_t rows = 1;    //!< 1 for a bias or a gain
+  std::int64_t rows = 1;    //!< 1 where nothing is rotated: vectors and tables
   std::int64_t columns = 0;
   std::int64_t delay = 0;  //!< steps: stages - k on stage k = 1 ... stages
 
@@ -27,8 +27,7 @@ struct staged_tensor {
 
 //! All tensors in memory order. The matrices of the blocks are dealt out to the stages in the order
 //! of depth, as evenly as possible. Biases and gains are where the matrix next to them is, both
-//! embeddings on the first stage: the table of the bytes is the output head too, so its update has
-//! to wait for the gradient of the input.
+//! embeddings on the first stage and the head on the last one.
 [[nodiscard]] std::vector<staged_tensor> place_on_stages(train_gpt::gpt_shape const& shape,
                                                          std::int64_t stages);
 

@@ -85,12 +85,6 @@ class gpt_part {
   //! Bytes of the activations that one slot keeps.
   [[nodiscard]] std::int64_t slot_bytes() const;
 
-  //! The forward pass with some parameters and the backward pass with others, as where a pipeline
-  //! updates its only copy of the weights between the two.
-  T loss_and_gradient(std::span<T const> forward_parameters, std::span<T const> backward_parameters,
-                      std::span<std::uint8_t const> inputs, std::span<std::uint8_t const> targets,
-                      std::span<T> gradient);
-
  private:
   using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   using column = Eigen::Array<T, Eigen::Dynamic, 1>;
@@ -154,8 +148,16 @@ class gpt {
   //! The same loss, and its gradient, which overwrites `gradient` (as long as `parameters`).
   T loss_and_gradient(std::span<T const> parameters, std::span<std::uint8_t const> inputs,
                       std::span<std::uint8_t const> targets, std::span<T> gradient) {
-    T const result = loss(parameters, inputs, targets);
-    part_.backward(0, parameters, inputs, targets, {}, {}, gradient);
+    return loss_and_gradient(parameters, parameters, inputs, targets, gradient);
+  }
+
+  //! The forward pass with some parameters and the backward pass with others, as where a pipeline
+  //! updates its only copy of the weights between the two.
+  T loss_and_gradient(std::span<T const> forward_parameters, std::span<T const> backward_parameters,
+                      std::span<std::uint8_t const> inputs, std::span<std::uint8_t const> targets,
+                      std::span<T> gradient) {
+    T const result = loss(forward_parameters, inputs, targets);
+    part_.backward(0, backward_parameters, inputs, targets, {}, {}, gradient);
     return result;
   }
 

@@ -23,6 +23,7 @@
 #include "gpt.hpp"
 #include "held_out_loss.hpp"
 #include "method.hpp"
+#include "model_optimizer.hpp"
 #include "settings.hpp"
 #include "sparse_sync.hpp"
 #include "stages.hpp"

@@ -7,6 +7,7 @@
 
 #include "gpt.hpp"
 #include "held_out_loss.hpp"
+#include "model_optimizer.hpp"
 
 namespace basis_rotation {
 namespace {

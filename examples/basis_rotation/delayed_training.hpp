@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <scape/pipeline/refresh_intervals.hpp>
 #include <vector>
 
 #include "corpus.hpp"
@@ -14,6 +15,8 @@
 #include "settings.hpp"
 
 namespace basis_rotation {
+
+class model_optimizer;
 
 struct delayed_run {
   method how = method::adam;

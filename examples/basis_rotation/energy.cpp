@@ -6,6 +6,8 @@
 #include <functional>
 #include <numeric>
 
+#include "model_optimizer.hpp"
+
 namespace basis_rotation {
 
 double energy_share(std::span<float const> values, double part) {

@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "method.hpp"
-
 namespace basis_rotation {
+
+class model_optimizer;
 
 //! The share of the sum of squares that the largest `part` (0 ... 1) of the values holds; at least
 //! one value counts. 0 if all are 0.

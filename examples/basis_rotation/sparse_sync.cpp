@@ -16,6 +16,7 @@
 #include "gather.hpp"
 #include "gpt.hpp"
 #include "held_out_loss.hpp"
+#include "model_optimizer.hpp"
 #include "random.hpp"
 #include "rank_group.hpp"
 

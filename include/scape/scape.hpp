@@ -26,6 +26,7 @@
 #include <scape/optim/statistics.hpp>
 #include <scape/packed_bitmask.hpp>
 #include <scape/partitioned_topk_mask.hpp>
+#include <scape/pipeline/refresh_intervals.hpp>
 #include <scape/pipeline/stage_schedule.hpp>
 #include <scape/single_buffer_moment_rebuild.hpp>
 #include <scape/sparse_all_gather.hpp>

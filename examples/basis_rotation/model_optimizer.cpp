@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "method.hpp"
+#include "model_optimizer.hpp"
 
 #include <cmath>
 

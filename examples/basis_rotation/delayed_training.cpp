@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <span>
 
 #include "gpt.hpp"
 #include "held_out_loss.hpp"
@@ -104,7 +105,8 @@ delayed_result train_with_delay(settings const& s, train_gpt::corpus const& text
       lr[i] = learning_rate(s, run, step, tensors[i].delay);
     }
     optimizer.step(weights, gradient, lr);
-    if ((step + 1) % s.validate_every == 0) going_on = validate(step + 1);
+    bool const last = step + 1 == s.max_steps;
+    if (last || (step + 1) % s.validate_every == 0) going_on = validate(step + 1);
   }
   result.refreshes = optimizer.refreshes();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

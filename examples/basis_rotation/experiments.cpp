@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -31,10 +32,13 @@ void run_all(int jobs, std::size_t count, std::function<void(std::size_t)> const
       next = count;
     }
   };
-  std::vector<std::thread> others;
-  for (int j = 1; j < jobs; ++j) others.emplace_back(work);
-  work();
-  for (auto& other : others) other.join();
+  {
+    std::vector<std::jthread> others;
+    for (auto j = std::min(static_cast<std::size_t>(jobs), count); j > 1; --j) {
+      others.emplace_back(work);
+    }
+    work();
+  }
   if (failure) std::rethrow_exception(failure);
 }
 
@@ -59,10 +63,11 @@ class progress {
 bool better(delayed_result const& a, delayed_result const& b) {
   if (a.steps_to_target && b.steps_to_target) return *a.steps_to_target < *b.steps_to_target;
   if (a.steps_to_target || b.steps_to_target) return a.steps_to_target.has_value();
-  return a.validation.back().loss < b.validation.back().loss;  // false where a's is not a number
+  auto const loss = a.validation.back().loss, other = b.validation.back().loss;
+  return !std::isnan(loss) && !(loss >= other);
 }
 
-// A learning rate that has not reached the target when another one did has lost.
+// A learning rate that has not reached the target at the validation where another one did has lost.
 tuned_result tune(settings s, corpus const& text, delayed_run run) {
   tuned_result result;
   for (double const lr : s.learning_rates) {
@@ -71,7 +76,8 @@ tuned_result tune(settings s, corpus const& text, delayed_run run) {
     auto const& now = result.all.back();
     if (result.all.size() == 1 || better(now, result.best)) result.best = now;
     if (auto const steps = result.best.steps_to_target) {
-      s.max_steps = static_cast<std::int64_t>(*steps) + 1;
+      auto const validations = static_cast<std::int64_t>(*steps) / s.validate_every + 1;
+      s.max_steps = std::min(s.max_steps, validations * s.validate_every);
     }
   }
   return result;
@@ -198,12 +204,18 @@ tuned_row const* find(std::vector<tuned_row> const& rows, method how, std::int64
   return found == rows.end() ? nullptr : &*found;
 }
 
-results run_experiments(settings const& s, corpus const& text) {
+void run_experiments(settings const& s, corpus const& text,
+                     std::function<void(results const&)> const& save) {
   results r;
-  if (s.wants("delay")) r.delay = tune_all(s, text, "delay", delay_runs(s));
-  if (s.wants("stashing")) r.stashing = tune_all(s, text, "stashing", stashing_runs(s));
-  if (s.wants("budget")) r.budget = tune_all(s, text, "budget", budget_runs(s));
-  if (!s.wants("sync")) return r;
+  auto const tune_part = [&](char const* part, std::vector<tuned_row>& rows, auto const& runs) {
+    if (!s.wants(part)) return;
+    rows = tune_all(s, text, part, runs(s));
+    save(r);
+  };
+  tune_part("delay", r.delay, delay_runs);
+  tune_part("stashing", r.stashing, stashing_runs);
+  tune_part("budget", r.budget, budget_runs);
+  if (!s.wants("sync")) return;
   for (auto const how : {method::first_unilateral, method::first_bilateral,
                          method::second_unilateral, method::second_bilateral}) {
     r.energy.push_back({.how = how});
@@ -221,7 +233,7 @@ results run_experiments(settings const& s, corpus const& text) {
     sync.done(fmt::format("{}, density {:g}: loss {:.3f}", traits(runs[i].how).label,
                           runs[i].density, r.sync[i].validation.back().loss));
   }
-  return r;
+  save(r);
 }
 
 }  // namespace basis_rotation

@@ -5,6 +5,7 @@
 //! Which runs are made, several at a time, and what comes out of them.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,7 +50,9 @@ struct results {
   std::vector<sync_result> sync;
 };
 
-[[nodiscard]] results run_experiments(settings const& s, train_gpt::corpus const& text);
+//! Calls `save` with all results so far after every part.
+void run_experiments(settings const& s, train_gpt::corpus const& text,
+                     std::function<void(results const&)> const& save);
 
 //! The row with these properties.
 [[nodiscard]] tuned_row const* find(std::vector<tuned_row> const& rows, method how,

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <vector>
 
 #include "corpus.hpp"
 #include "experiments.hpp"
@@ -29,13 +30,16 @@ void run(settings const& s) {
         fmt::format("corpus '{}' is too small for context {}", s.corpus.string(), s.shape.context));
   }
   train_gpt::prepare_folder(s.out);
-  auto const r = run_experiments(s, text);
-  for (auto const& t : make_tables(s, r)) fmt::print("{}\n", text_of(t));
-  train_gpt::write_atomically(s.out / "runs.csv", runs_csv(r));
-  train_gpt::write_atomically(s.out / "curves.csv", curves_csv(r));
-  train_gpt::write_atomically(s.out / "energy.csv", energy_csv(r));
-  train_gpt::write_atomically(s.out / "sync.csv", sync_csv(r));
-  train_gpt::write_atomically(s.out / "report.html", page_html(s, r));
+  std::vector<table> tables;
+  run_experiments(s, text, [&](results const& r) {
+    tables = make_tables(s, r);
+    train_gpt::write_atomically(s.out / "runs.csv", runs_csv(r));
+    train_gpt::write_atomically(s.out / "curves.csv", curves_csv(r));
+    train_gpt::write_atomically(s.out / "energy.csv", energy_csv(r));
+    train_gpt::write_atomically(s.out / "sync.csv", sync_csv(r));
+    train_gpt::write_atomically(s.out / "report.html", page_html(s, r));
+  });
+  for (auto const& t : tables) fmt::print("{}\n", text_of(t));
   fmt::print("Report: {}\n", (s.out / "report.html").string());
 }
 

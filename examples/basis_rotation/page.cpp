@@ -59,7 +59,8 @@ chart slowdown_chart(std::vector<tuned_row> const& rows) {
     std::optional<double> base;
     for (auto const& row : rows) {
       auto const steps = row.steps();
-      if (row.run().how != static_cast<method>(i) || !steps) continue;
+      if (row.run().how != static_cast<method>(i)) continue;
+      if (!steps) break;
       if (!base) base = steps;
       train_gpt::point const p{static_cast<double>(row.run().stages), *steps / *base};
       curve.line.push_back(p);

@@ -53,6 +53,9 @@ void check(settings const& s) {
                                     s.shape.layers, most_stages(s.shape)));
     }
   }
+  if (!(s.target > 0 && std::isfinite(s.target))) {
+    throw usage_error(fmt::format("--target is {}, expected a positive number", s.target));
+  }
   for (double const lr : s.learning_rates) {
     if (!(lr > 0 && std::isfinite(lr))) {
       throw usage_error(fmt::format("--lr is {}, expected a positive number", lr));
@@ -109,7 +112,8 @@ settings parse_settings(int argc, char const* const* argv) {
   list("--stages", s.stages, "numbers of pipeline stages");
   app.add_option("--target", s.target, "validation loss to reach, nats per byte");
   app.add_option("--max-steps", s.max_steps, "of a run that does not reach it");
-  list("--lr", s.learning_rates, "learning rates to try, everywhere; the fastest one counts");
+  list("--lr", s.learning_rates,
+       "learning rates to try, the fastest one counts; the part sync takes the first");
   app.add_option("--interval", s.interval, "steps between refreshes of a basis");
   app.add_option("--budget-interval", s.budget_interval, "the same in the part budget");
   app.add_option("--warmup", s.warmup, "steps with rising learning rate");
@@ -137,6 +141,8 @@ settings parse_settings(int argc, char const* const* argv) {
     throw usage_error(line + " (see --help)");
   }
   check(s);
+  std::ranges::sort(s.stages);
+  s.stages.erase(std::ranges::unique(s.stages).begin(), s.stages.end());
   return s;
 }
 

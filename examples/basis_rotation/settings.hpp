@@ -21,13 +21,13 @@ struct settings {
   std::int64_t interval = 10;         //!< steps between refreshes
   std::int64_t budget_interval = 50;  //!< the same where budgets are compared
   std::vector<std::int64_t> stages = {1, 4, 8, 16, 32};
-  double target = 2.2;            //!< validation loss, nats per byte
-  std::int64_t max_steps = 3000;  //!< of a run that does not get there
+  double target = 2.75;           //!< validation loss, nats per byte
+  std::int64_t max_steps = 6000;  //!< of a run that does not get there
   std::int64_t validate_every = 10;
   std::int64_t validation_rows = 64;
   int ranks = 4;  //!< of the sparse sync
   std::int64_t sync_steps = 600;
-  std::vector<double> learning_rates = {1e-2, 2e-2, 5e-3, 2e-3};
+  std::vector<double> learning_rates = {1e-2, 3e-3, 1e-3, 5e-4, 2.5e-4};
   std::uint64_t seed = 1;
   std::uint64_t seeds = 1;
   int jobs = 1;  //!< runs at a time

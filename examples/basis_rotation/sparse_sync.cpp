@@ -67,7 +67,8 @@ class sync_rank {
     std::vector<loss_point> validation;
     for (std::int64_t step = 0; step < s_.sync_steps; ++step) {
       take_step(step);
-      if ((step + 1) % s_.validate_every != 0 || comm_.rank() != 0) continue;
+      bool const due = (step + 1) % s_.validate_every == 0 || step + 1 == s_.sync_steps;
+      if (!due || comm_.rank() != 0) continue;
       validation.push_back(
           {step + 1, held_out_loss(model_, weights_, text_, batch_, s_.validation_rows)});
     }

@@ -5,7 +5,6 @@
 //! Data-parallel training with a sparse sync whose mask is taken in either basis.
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "corpus.hpp"

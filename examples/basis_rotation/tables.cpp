@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <optional>
 #include <string_view>
@@ -24,15 +25,23 @@ std::string_view basis_name(mask_basis b) {
 std::string steps_cell(tuned_row const& row) {
   if (auto const steps = row.steps()) return fmt::format("{:.0f}", *steps);
   double loss = 0;
-  for (auto const& seed : row.seeds) loss = std::max(loss, seed.best.validation.back().loss);
+  for (auto const& seed : row.seeds) {
+    auto const own = seed.best.validation.back().loss;
+    if (std::isnan(own)) return "diverged";
+    loss = std::max(loss, own);
+  }
   return fmt::format("({:.3f})", loss);
 }
 
-// Steps of `row` over those of `base`. Where `row` never got there, they are more than `most`.
+// Mean steps of `row` over those of `base`. A seed that did not get there takes more than `most`.
 std::string ratio_cell(tuned_row const* row, tuned_row const* base, std::int64_t most) {
-  if (row == nullptr || base == nullptr || !base->steps()) return "-";
-  if (auto const steps = row->steps()) return fmt::format("{:.2f}", *steps / *base->steps());
-  return fmt::format("> {:.1f}", static_cast<double>(most) / *base->steps());
+  if (row == nullptr || base == nullptr || base->steps().value_or(0) == 0) return "-";
+  double sum = 0;
+  for (auto const& seed : row->seeds) {
+    sum += seed.best.steps_to_target.value_or(static_cast<double>(most));
+  }
+  auto const ratio = sum / static_cast<double>(row->seeds.size()) / *base->steps();
+  return row->steps() ? fmt::format("{:.2f}", ratio) : fmt::format("> {:.1f}", ratio);
 }
 
 std::vector<std::int64_t> stages_of(std::vector<tuned_row> const& rows) {
@@ -53,12 +62,13 @@ std::vector<method> methods_of(std::vector<tuned_row> const& rows) {
 
 table delay_table(settings const& s, std::vector<tuned_row> const& rows) {
   auto const stages = stages_of(rows);
-  table t{.title = fmt::format("Steps to a validation loss of {:g}, by number of stages", s.target),
-          .note = fmt::format("Each cell at the fastest of the learning rates. In brackets: the "
-                              "loss after {} steps, where the target was not reached. Slowdown: {} "
-                              "stages against {}.",
-                              s.max_steps, stages.back(), stages.front()),
-          .header = {"method"}};
+  table t{
+      .title = fmt::format("Steps to a validation loss of {:g}, by number of stages", s.target),
+      .note = fmt::format("Each cell at the fastest of the learning rates, which is in runs.csv; "
+                          "means of {} seeds. In brackets: the highest loss after {} steps, "
+                          "where the target was not reached. Slowdown: {} stages against {}.",
+                          s.seeds, s.max_steps, stages.back(), stages.front()),
+      .header = {"method"}};
   for (auto const p : stages) t.header.push_back(fmt::format("P = {}", p));
   t.header.push_back("slowdown");
   for (auto const how : methods_of(rows)) {
@@ -129,9 +139,10 @@ table energy_table(std::vector<energy_result> const& energy) {
 
 table sync_table(settings const& s, std::vector<sync_result> const& sync) {
   table t{.title = "Sparse sync with the mask in either basis",
-          .note = fmt::format("Validation loss after {} steps on {} ranks, and the difference to "
-                              "the same method with density 1.",
-                              s.sync_steps, s.ranks),
+          .note = fmt::format("Validation loss after {} steps on {} ranks at learning rate {:g}, "
+                              "not tuned, one seed; and the difference to the same method with "
+                              "density 1. What is not sent counts as a gradient of 0.",
+                              s.sync_steps, s.ranks, s.learning_rates.front()),
           .header = {"method", "density", "mask", "loss", "difference"}};
   double dense = 0;  // every method's first run
   for (auto const& r : sync) {

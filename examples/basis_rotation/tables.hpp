@@ -12,7 +12,7 @@
 
 namespace basis_rotation {
 
-//! A header and rows of cells; the first column is text, the others are numbers.
+//! A header and rows of cells.
 struct table {
   std::string title, note;
   std::vector<std::string> header;

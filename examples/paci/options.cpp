@@ -20,7 +20,7 @@ using train_gpt::usage_error;
 struct request {
   std::string schedule = "compare";
   std::vector<std::int64_t> windows = {4, 8};
-  std::vector<std::int64_t> flush_windows = {8};
+  std::vector<std::int64_t> flush_windows = {4, 8};
   std::uint64_t seed = 1;
   std::uint64_t seeds = 1;
   std::string optimizer = "dense-adams";
@@ -31,7 +31,8 @@ struct request {
 
 std::vector<run_spec> make_runs(request const& r) {
   std::vector<run_spec> runs;
-  for (std::uint64_t seed = r.seed; seed < r.seed + r.seeds; ++seed) {
+  for (std::uint64_t i = 0; i < r.seeds; ++i) {
+    auto const seed = r.seed + i;
     if (r.schedule == "flush" || r.schedule == "compare") {
       for (auto const m : r.flush_windows) runs.push_back({true, m, seed});
     }
@@ -86,7 +87,6 @@ void check(options const& o, request const& r, std::optional<int> processes) {
             fmt::format("--micro-batches {} is not a multiple of the window {}", o.micro_batches,
                         run.window));
   }
-  require_in("--seeds", static_cast<double>(r.seeds), 1, 1000);
   require_in("--forward-ms", o.forward_ms, 0, 1e6);
   require_in("--backward-ms", o.backward_ms, 0, 1e6);
   require(o.workload == workload_kind::gpt || o.paced(),
@@ -237,6 +237,7 @@ options parse_options(int argc, char const* const* argv, std::optional<int> proc
   o.optimizer.sparse = r.optimizer.starts_with("scape");
   o.optimizer.rule = r.optimizer.ends_with("adams") ? train_gpt::update_rule::adams
                                                     : train_gpt::update_rule::adamw;
+  require_in("--seeds", static_cast<double>(r.seeds), 1, 1000);
   o.runs = make_runs(r);
   check(o, r, processes);
   return o;

@@ -97,7 +97,9 @@ double full_seconds(options const& o, run_result const& r) {
   }
   for (auto const& p : r.places) {
     std::int64_t busy = 0;
-    for (auto const& e : p.log) busy += e.end - e.begin;
+    for (auto const& e : p.log) {
+      if (e.action != scape::stage_action::step) busy += e.end - e.begin;
+    }
     longest = std::max(longest, 1e-9 * static_cast<double>(busy));
   }
   return longest;

@@ -68,7 +68,10 @@ void run_thread_grid(int stages, int replicas, F const& fn,
     threads.reserve(members.size());
     for (auto& m : members) threads.emplace_back(run, std::move(m));
   } catch (std::exception const& e) {  // the members that have no thread cannot come
-    cause = std::current_exception();
+    {
+      std::lock_guard const lock(mutex);
+      if (!cause) cause = std::current_exception();
+    }
     for (auto& m : members) m.pipeline.abort(e.what());
     for (auto& m : members) m.replicas.abort(e.what());
   }

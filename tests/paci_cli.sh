@@ -60,7 +60,7 @@ refuse 'needs --forward-ms' --corpus text --workload sleep --forward-ms 0 --back
   > stdout 2> stderr || fail "compare: $(cat stderr)"
 [ -s stderr ] && fail "compare: not quiet"
 grep -q 'PACI, a = 8' stdout || fail "compare: no table"
-[ "$(wc -l < all/summary.csv)" -eq 5 ] || fail "compare: summary.csv"
+[ "$(wc -l < all/summary.csv)" -eq 6 ] || fail "compare: summary.csv"
 [ "$(wc -l < all/paci-4-seed1.events.csv)" -eq 1441 ] || fail "compare: events"
 [ "$(wc -l < all/paci-4-seed1.csv)" -eq 21 ] || fail "compare: curve"
 grep -q '</html>' all/report.html || fail "compare: report.html"

@@ -58,7 +58,7 @@ void require_in(char const* flag, double value, double from, double to) {
           fmt::format("{} is {}, expected a value in [{}, {}]", flag, value, from, to));
 }
 
-void check(options const& o, request const& r, std::optional<int> processes) {
+void check(options const& o, std::optional<int> processes) {
   auto const& t = o.training;
   require_at_least("--layers", t.shape.layers, std::int64_t{1});
   require_at_least("--width", t.shape.width, std::int64_t{1});
@@ -239,7 +239,7 @@ options parse_options(int argc, char const* const* argv, std::optional<int> proc
                                                     : train_gpt::update_rule::adamw;
   require_in("--seeds", static_cast<double>(r.seeds), 1, 1000);
   o.runs = make_runs(r);
-  check(o, r, processes);
+  check(o, processes);
   return o;
 }
 

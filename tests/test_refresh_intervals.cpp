@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include <scape/pipeline/refresh_intervals.hpp>
@@ -35,6 +36,13 @@ TEST_CASE("refresh intervals by delay") {
       if (f > 0) refreshes += 1 / static_cast<double>(f);
     }
     CHECK(refreshes == doctest::Approx(32 / 10.0).epsilon(0.02));
+  }
+  constexpr auto largest = std::numeric_limits<std::int64_t>::max();
+  std::vector<std::int64_t> const huge{largest, largest};
+  for (auto const budget : {stage_aware, inverse}) {
+    CHECK(refresh_intervals(huge, 10, budget) == intervals{10, 10});
+    for (auto const f : refresh_intervals(delays, largest, budget))
+      CHECK((f == 0 || f > largest / 16));
   }
   CHECK(rejects([&] { (void)refresh_intervals(delays, 0, uniform); }, {"interval is below 1"}));
   std::vector<std::int64_t> const negative{1, -1};

@@ -98,6 +98,7 @@ TEST_CASE("arguments are checked before anything is changed") {
   CHECK(refused([](auto& o) { o.beta1 = 1; }, "beta1"));
   CHECK(refused([](auto& o) { o.beta2 = -0.5F; }, "beta2"));
   CHECK(refused([](auto& o) { o.epsilon = 0; }, "epsilon"));
+  CHECK(refused([](auto& o) { o.epsilon = std::numeric_limits<float>::denorm_min(); }, "epsilon"));
   CHECK(refused([&](auto& o) { o.weight_decay = nan; }, "weight_decay"));
 
   rotated_adam adam(2, 3);

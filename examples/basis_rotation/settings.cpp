@@ -39,6 +39,7 @@ void check(settings const& s) {
                                     {"--jobs", std::int64_t{s.jobs}},
                                     {"--seeds", static_cast<std::int64_t>(s.seeds)}}) {
     require_at_least(flag, value, std::int64_t{1});
+    if (value > 100'000) throw usage_error(fmt::format("{} is {}, more than 100000", flag, value));
   }
   if (s.shape.width % s.shape.heads != 0) {
     throw usage_error(

@@ -106,7 +106,8 @@ table budget_table(std::vector<tuned_row> const& rows) {
     }
     t.rows.push_back({std::string(traits(row.run().how).label), fmt::format("{}", row.run().stages),
                       std::string(budget_name(row.run().budget)),
-                      fmt::format("{:.0f}", 1000 * refreshes / steps), steps_cell(row)});
+                      steps == 0 ? "-" : fmt::format("{:.0f}", 1000 * refreshes / steps),
+                      steps_cell(row)});
   }
   return t;
 }

@@ -60,10 +60,13 @@ void require_in(char const* flag, double value, double from, double to) {
 
 void check(options const& o, std::optional<int> processes) {
   auto const& t = o.training;
-  require_at_least("--layers", t.shape.layers, std::int64_t{1});
-  require_at_least("--width", t.shape.width, std::int64_t{1});
-  require_at_least("--heads", t.shape.heads, std::int64_t{1});
-  require_at_least("--context", t.shape.context, std::int64_t{1});
+  for (auto const& [flag, value] : {std::pair("--layers", t.shape.layers),
+                                    {"--width", t.shape.width},
+                                    {"--heads", t.shape.heads},
+                                    {"--context", t.shape.context}}) {
+    require_at_least(flag, value, std::int64_t{1});
+    require(value <= 100'000, fmt::format("{} is {}, more than 100000", flag, value));
+  }
   require(t.shape.width % t.shape.heads == 0,
           fmt::format("--heads {} does not divide --width {}", t.shape.heads, t.shape.width));
   require_in("--stages", o.stages, 1, 256);

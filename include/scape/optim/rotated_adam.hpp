@@ -101,7 +101,8 @@ inline void expect_valid(caller op, rotated_adam_options const& o) {
   expect(o.dimension_limit >= 0, op, "dimension_limit is negative; 0 rotates nothing");
   expect(o.beta1 >= 0 && o.beta1 < 1, op, "beta1 is outside [0, 1)");
   expect(o.beta2 >= 0 && o.beta2 < 1, op, "beta2 is outside [0, 1)");
-  expect(o.epsilon > 0 && std::isfinite(o.epsilon), op, "epsilon is not a positive number");
+  expect(o.epsilon > 0 && std::isnormal(o.epsilon), op,
+         "epsilon is not a positive number, or is denormal");
   expect(std::isfinite(o.weight_decay), op, "weight_decay is not finite");
 }
 

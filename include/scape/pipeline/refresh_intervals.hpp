@@ -36,18 +36,21 @@ enum class refresh_budget : std::uint8_t {
   if (delays.empty()) return intervals;
   auto const ends = std::ranges::minmax(delays);
   auto const share = [&](std::int64_t delay) {
-    return static_cast<double>(budget == refresh_budget::inverse ? ends.min + ends.max - delay
-                                                                 : delay);
+    auto const own = static_cast<double>(delay);
+    if (budget != refresh_budget::inverse) return own;
+    return static_cast<double>(ends.min) + (static_cast<double>(ends.max) - own);
   };
   double sum = 0;
   for (auto const delay : delays) sum += share(delay);
   if (budget == refresh_budget::uniform || sum == 0) return intervals;
+  constexpr double most = 1e18;  // fits, and never comes
   auto const mean = sum / static_cast<double>(delays.size());
   for (std::size_t i = 0; i < delays.size(); ++i) {
     auto const own = share(delays[i]);
-    intervals[i] = own == 0 ? 0
-                            : std::max<std::int64_t>(
-                                  1, std::llround(static_cast<double>(interval) * mean / own));
+    intervals[i] =
+        own == 0 ? 0
+                 : std::max<std::int64_t>(
+                       1, std::llround(std::min(most, static_cast<double>(interval) * mean / own)));
   }
   return intervals;
 }

@@ -533,7 +533,7 @@ TEST_CASE("the command line says which runs to make") {
     for (auto const& r : o.runs) all += r.name() + "/" + std::to_string(r.seed) + " ";
     return all;
   };
-  CHECK(names(parse({})) == "flush-8/1 async/1 paci-4/1 paci-8/1 ");
+  CHECK(names(parse({})) == "flush-4/1 flush-8/1 async/1 paci-4/1 paci-8/1 ");
   CHECK(names(parse({"--schedule", "paci", "--window", "2,4", "--seeds", "2", "--seed", "5"})) ==
         "paci-2/5 paci-4/5 paci-2/6 paci-4/6 ");
   auto const o = parse({"--slower", "1,2.5"});

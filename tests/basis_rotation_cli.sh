@@ -4,36 +4,9 @@
 # Usage: basis_rotation_cli.sh <basis_rotation>
 set -u
 program=$1
-[ -x "$program" ] || { echo "no program '$program'"; exit 1; }
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
-cd "$folder" || exit 1
-failures=0
+. "$(dirname "$0")/support/program.sh"
 
-fail() {
-  echo "FAILED: $*"
-  failures=$((failures + 1))
-}
-
-# refuse <words in the message> <arguments...>: exit code 2, one line on stderr, nothing written.
-refuse() {
-  words=$1
-  shift
-  "$program" "$@" > stdout 2> stderr
-  code=$?
-  [ "$code" -eq 2 ] || fail "exit code $code, not 2: $*"
-  [ "$(wc -l < stderr)" -eq 1 ] || fail "not one line on stderr: $*"
-  grep -q -e "$words" stderr || fail "no '$words' in '$(cat stderr)': $*"
-  [ -s stdout ] && fail "something on stdout: $*"
-  [ -e out ] && fail "something was written: $*"
-  rm -rf out
-}
-
-i=0
-while [ $i -lt 400 ]; do
-  echo "line $i of a text that repeats itself, with $((i * i % 97)) and $((i * 7 % 31))"
-  i=$((i + 1))
-done > text
+corpus > text
 quick="--quick --corpus text"
 
 refuse '--nonsense' $quick --nonsense --out out
@@ -69,5 +42,4 @@ grep -q -E 'nan|(src|href)=' all/report.html && fail "quick: report.html has nan
 results() { grep -E '^delay,(adam|2nd-bi),' "$1" | sed 's/,[^,]*$//'; }
 [ "$(results two/runs.csv)" = "$(results all/runs.csv)" ] || fail "two methods: other results"
 
-[ "$failures" -eq 0 ] && echo "all passed"
-exit "$((failures > 0))"
+finish

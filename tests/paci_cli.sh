@@ -4,56 +4,23 @@
 # Usage: paci_cli.sh <paci>
 set -u
 program=$1
-[ -x "$program" ] || { echo "no program '$program'"; exit 1; }
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
-cd "$folder" || exit 1
-failures=0
+. "$(dirname "$0")/support/program.sh"
 
-fail() {
-  echo "FAILED: $*"
-  failures=$((failures + 1))
-}
-
-# refuse <words in the message> <arguments...>: exit code 2, one line on stderr, nothing written.
-refuse() {
-  words=$1
-  shift
-  "$program" "$@" --out out > stdout 2> stderr
-  code=$?
-  [ "$code" -eq 2 ] || fail "exit code $code, not 2: $*"
-  [ "$(wc -l < stderr)" -eq 1 ] || fail "not one line on stderr: $*"
-  grep -q -e "$words" stderr || fail "no '$words' in '$(cat stderr)': $*"
-  [ -s stdout ] && fail "something on stdout: $*"
-  [ -e out ] && fail "something was written: $*"
-  rm -rf out
-}
-
-# column <name> <csv>: that column of the last line.
-column() {
-  awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i }
-                        END { print $c }' "$2"
-}
-
-i=0
-while [ $i -lt 400 ]; do
-  echo "line $i of a text that repeats itself, with $((i * i % 97)) and $((i * 7 % 31))"
-  i=$((i + 1))
-done > text
+corpus > text
 small="--corpus text --layers 2 --width 16 --heads 2 --context 16 --batch 2 --quiet"
 
-refuse '--nonsense' $small --nonsense
-refuse '--stages is 5' $small --stages 5
-refuse '--replicas' $small --stages 4 --replicas 0
-refuse '--heads 3 does not divide' $small --stages 4 --heads 3
-refuse 'not a multiple of the window 8' $small --stages 4 --micro-batches 100
-refuse '--window is 0' $small --stages 4 --window 0
-refuse '--jitter' $small --stages 4 --jitter nan
-refuse '--schedule' $small --stages 4 --schedule gpipe
-refuse 'does not exist' $small --stages 4 --corpus absent
-refuse 'too small' $small --stages 4 --context 4000
-refuse '^paci: --comm mpi: ' $small --stages 4 --comm mpi
-refuse 'needs --forward-ms' --corpus text --workload sleep --forward-ms 0 --backward-ms 0
+refuse '--nonsense' $small --nonsense --out out
+refuse '--stages is 5' $small --stages 5 --out out
+refuse '--replicas' $small --stages 4 --replicas 0 --out out
+refuse '--heads 3 does not divide' $small --stages 4 --heads 3 --out out
+refuse 'not a multiple of the window 8' $small --stages 4 --micro-batches 100 --out out
+refuse '--window is 0' $small --stages 4 --window 0 --out out
+refuse '--jitter' $small --stages 4 --jitter nan --out out
+refuse '--schedule' $small --stages 4 --schedule gpipe --out out
+refuse 'does not exist' $small --stages 4 --corpus absent --out out
+refuse 'too small' $small --stages 4 --context 4000 --out out
+refuse '^paci: --comm mpi: ' $small --stages 4 --comm mpi --out out
+refuse 'needs --forward-ms' --corpus text --workload sleep --forward-ms 0 --backward-ms 0 --out out
 
 # All schedules, with replicas and sparse steps.
 "$program" $small --stages 4 --replicas 2 --optimizer scape-adams --micro-batches 80 --out all \
@@ -82,5 +49,4 @@ done
   --quiet --out sleep > stdout || fail "sleep"
 [ "$(column max_drift sleep/summary.csv)" -le 1 ] || fail "sleep: drift"
 
-[ "$failures" -eq 0 ] && echo "all passed"
-exit "$((failures > 0))"
+finish

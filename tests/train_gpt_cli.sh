@@ -6,20 +6,6 @@ set -u
 program=$1
 . "$(dirname "$0")/support/program.sh"
 
-# refuse <words in the message> <arguments...>
-refuse() {
-  said=$1
-  shift
-  "$program" "$@" > stdout 2> stderr
-  refused $? 2 "$said" "$@"
-}
-
-# column <name> <csv>: that column of the last line.
-column() {
-  awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i }
-                        END { print $c }' "$2"
-}
-
 corpus > text
 small="--corpus text --ranks 3 --batch 2 --layers 1 --width 16 --heads 2 --context 16 --quiet"
 sparse="$small --optimizer scape-adams --density 0.1"

@@ -11,6 +11,7 @@
 #include "corpus.hpp"
 #include "experiments.hpp"
 #include "files.hpp"
+#include "options.hpp"
 #include "page.hpp"
 #include "settings.hpp"
 #include "tables.hpp"
@@ -49,7 +50,7 @@ int main(int argc, char** argv) {
   try {
     run(parse_settings(argc, argv));
     return 0;
-  } catch (help_request const& help) {
+  } catch (train_gpt::help_request const& help) {
     fmt::print("{}", help.what());
     return 0;
   } catch (train_gpt::usage_error const& e) {

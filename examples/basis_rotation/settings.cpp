@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "method.hpp"
+#include "options.hpp"
 #include "stages.hpp"
 #include "usage_error.hpp"
 
@@ -135,7 +136,7 @@ settings parse_settings(int argc, char const* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (CLI::CallForHelp const&) {
-    throw help_request(app.help());
+    throw train_gpt::help_request(app.help());
   } catch (CLI::ParseError const& e) {
     std::string line = e.what();
     std::ranges::replace(line, '\n', ' ');

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -41,13 +40,7 @@ struct settings {
   [[nodiscard]] bool wants(std::string const& part) const;
 };
 
-//! What --help asks for.
-class help_request : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-//! Reads and checks the command line. Throws train_gpt::usage_error, and help_request.
+//! Reads and checks the command line. Throws train_gpt::usage_error, and train_gpt::help_request.
 [[nodiscard]] settings parse_settings(int argc, char const* const* argv);
 
 }  // namespace basis_rotation

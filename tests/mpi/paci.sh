@@ -6,29 +6,10 @@
 set -u
 program=$1 launcher=$2 count=$3
 shift 3
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
-cd "$folder" || exit 1
-failures=0
+. "$(dirname "$0")/../support/program.sh"
 launch="$launcher $count 4 $*"
 
-fail() {
-  echo "FAILED: $*"
-  cat stdout stderr
-  failures=$((failures + 1))
-}
-
-# column <name> <csv>: that column of the last line.
-column() {
-  awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i }
-                        END { print $c }' "$2"
-}
-
-i=0
-while [ $i -lt 400 ]; do
-  echo "line $i of a text that repeats itself, with $((i * i % 97)) and $((i * 7 % 31))"
-  i=$((i + 1))
-done > text
+corpus > text
 small="--corpus text --layers 2 --width 16 --heads 2 --context 16 --batch 2 --quiet"
 small="$small --micro-batches 48 --optimizer scape-adams"
 
@@ -54,5 +35,4 @@ code=$?
 grep -q '^paci: --comm mpi: 3 stages times 1 replicas' stderr || fail "no word of the reason"
 [ -e out ] && fail "something was written"
 
-[ "$failures" -eq 0 ] && echo "all passed"
-exit "$((failures > 0))"
+finish

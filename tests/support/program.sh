@@ -27,6 +27,20 @@ refused() {
   rm -rf out
 }
 
+# refuse <words> <argument>...: that the program refuses these arguments as a wrong usage.
+refuse() {
+  said=$1
+  shift
+  "$program" "$@" > stdout 2> stderr
+  refused $? 2 "$said" "$@"
+}
+
+# column <name> <csv>: that column of the last line.
+column() {
+  awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; ++i) if ($i == name) c = i }
+                        END { print $c }' "$2"
+}
+
 # corpus: 400 lines for train_gpt.
 corpus() {
   i=0

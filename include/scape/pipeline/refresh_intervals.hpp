@@ -23,9 +23,10 @@ enum class refresh_budget : std::uint8_t {
   inverse       //!< the wrong way round, as a control: the stalest gradient has the smallest share
 };
 
-//! Refresh intervals of matrices whose gradients come `delays` steps late, which cost in all what
-//! `interval` for each of them would, but for rounding and for shares beyond a refresh per step. A
-//! matrix without a share has the interval 0: it keeps its first basis.
+//! Intervals in steps between the refreshes of matrices whose gradients come `delays` steps late
+//! (one per matrix): as many refreshes in all as with `interval` for each of them, but for rounding
+//! and for shares beyond a refresh per step. A matrix without a share has the interval 0: it keeps
+//! its first basis. Throws if the interval is below 1 or a delay is negative.
 [[nodiscard]] inline std::vector<std::int64_t> refresh_intervals(
     std::span<std::int64_t const> delays, std::int64_t interval, refresh_budget budget) {
   constexpr auto op = "refresh_intervals";

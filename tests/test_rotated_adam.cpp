@@ -9,9 +9,12 @@
 #include <deque>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <span>
+#include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <scape/optim/rotated_adam.hpp>
@@ -29,6 +32,9 @@ using matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowM
 using float_matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 std::span<float> span_of(float_matrix& a) { return {a.data(), static_cast<std::size_t>(a.size())}; }
+std::span<float const> span_of(float_matrix const& a) {
+  return {a.data(), static_cast<std::size_t>(a.size())};
+}
 
 matrix square(std::span<float const> values) {
   auto const n = static_cast<Eigen::Index>(std::lround(std::sqrt(values.size())));
@@ -217,6 +223,109 @@ TEST_CASE("the bases stay orthogonal over 1000 refreshes") {
 
 // The gradients of a quadratic with a diagonal Hessian, one coordinate at a time: G G^T and G^T G
 // are diagonal, so the eigenbases are permutations.
+// Gradients in the span of four columns: the other eight of the basis have nothing to turn for.
+// They may change places, as their eigenvalues are all 0.
+TEST_CASE("the null space of the source keeps its basis") {
+  rotated_adam_options o;
+  o.source = first_moment;
+  o.refresh_interval = 1;
+  rotated_adam adam(12, 4, o);
+  random_matrices random(10);
+  matrix const span = random.normal(12, 4);
+  float_matrix w = random.normal(12, 4).cast<float>();
+  matrix first;
+  for (int i = 0; i <= 100; ++i) {
+    float_matrix g = (span * random.normal(4, 4)).cast<float>();
+    adam.step(span_of(w), span_of(g), 1e-3F);
+    if (i == 0) first = square(adam.left());
+  }
+  matrix const overlap = first.rightCols(8).transpose() * square(adam.left()).rightCols(8);
+  CHECK(overlap.cwiseAbs().colwise().maxCoeff().minCoeff() > 0.99);
+}
+
+TEST_CASE("a saved state goes on as if it had not been interrupted") {
+  for (auto const source : {first_moment, second_moment}) {
+    for (auto const geometry : {unilateral, bilateral}) {
+      for (int const before : {0, 1, 2, 25}) {
+        rotated_adam_options o;
+        o.source = source;
+        o.geometry = geometry;
+        o.refresh_interval = 4;
+        rotated_adam whole(5, 7, o), other(5, 7, o);
+        random_matrices random(11);
+        float_matrix w = random.normal(5, 7).cast<float>();
+        auto const gradient = [&] { return float_matrix(random.normal(5, 7).cast<float>()); };
+        for (int i = 0; i < before; ++i) whole.step(span_of(w), span_of(gradient()), 0.1F);
+        for (int i = 0; i < 3; ++i) {  // is forgotten
+          float_matrix elsewhere = w;
+          other.step(span_of(elsewhere), span_of(gradient()), 0.1F);
+        }
+        std::stringstream file;
+        whole.save(file);
+        other.load(file);
+        CHECK(other.steps() == whole.steps());
+        CHECK(other.refreshes() == whole.refreshes());
+        float_matrix v = w;
+        for (int i = 0; i < 10; ++i) {
+          auto const g = gradient();
+          CHECK(whole.step(span_of(w), span_of(g), 0.1F));
+          CHECK(other.step(span_of(v), span_of(g), 0.1F));
+        }
+        CHECK(w == v);
+        CHECK(other.refreshes() == whole.refreshes());
+      }
+    }
+  }
+}
+
+TEST_CASE("a damaged or foreign state is refused, and nothing has changed") {
+  random_matrices random(12);
+  rotated_adam adam(3, 4), twin(3, 4);
+  float_matrix w = random.normal(3, 4).cast<float>();
+  float_matrix v = w;
+  auto const step_both = [&] {
+    float_matrix const g = random.normal(3, 4).cast<float>();
+    adam.step(span_of(w), {g.data(), 12}, 0.1F);
+    twin.step(span_of(v), {g.data(), 12}, 0.1F);
+  };
+  step_both();
+  step_both();
+  std::ostringstream saved;
+  adam.save(saved);
+  auto const good = saved.str();
+  auto const refused = [&](std::string const& content, std::string_view text) {
+    std::istringstream file(content);
+    return raises<checkpoint_error>([&] { adam.load(file); }, {"rotated_adam::load", text});
+  };
+  CHECK(refused("", "ends early"));
+  CHECK(refused("scapeopt", "this is no saved rotated_adam"));
+  for (std::size_t const length : {std::size_t{20}, good.size() / 2, good.size() - 1}) {
+    CHECK(refused(good.substr(0, length), "ends early"));
+  }
+  auto damaged = good;
+  damaged[good.size() / 2] = static_cast<char>(damaged[good.size() / 2] ^ 1);
+  CHECK(refused(damaged, "damaged"));
+  auto const state_of = [](std::int64_t rows, std::int64_t columns, auto change) {
+    rotated_adam_options o;
+    change(o);
+    std::ostringstream out;
+    rotated_adam(rows, columns, o).save(out);
+    return out.str();
+  };
+  auto const nothing = [](auto&) {};
+  CHECK(refused(state_of(4, 4, nothing), "the number of rows in the file is 4, expected 3"));
+  CHECK(refused(state_of(3, 3, nothing), "the number of columns"));
+  CHECK(refused(state_of(3, 4, [](auto& o) { o.source = first_moment; }), "the source"));
+  CHECK(refused(state_of(3, 4, [](auto& o) { o.geometry = unilateral; }), "the right side"));
+  CHECK(refused(state_of(3, 4, [](auto& o) { o.dimension_limit = 2; }), "the left side"));
+  for (int i = 0; i < 12; ++i) step_both();
+  CHECK(w == v);
+
+  std::ostringstream full;
+  full.setstate(std::ios::badbit);
+  CHECK(raises<checkpoint_error>([&] { adam.save(full); }, {"rotated_adam::save", "disk"}));
+}
+
 TEST_CASE("on a diagonal quadratic the trajectory is Adam's") {
   for (auto const geometry : {unilateral, bilateral}) {
     rotated_adam_options o;
@@ -426,36 +535,48 @@ TEST_CASE("SOAP's rules on a 2 x 3 matrix by hand") {
 }
 
 // The same rules in double, with a QR by Gram and Schmidt.
-class reference_soap {
+class reference_rotated {
  public:
-  reference_soap(rotated_adam_options const& o, matrix const& g, matrix u, matrix v_basis)
+  //! `u` and `v`: the first bases, the identity for a side that is not rotated.
+  reference_rotated(rotated_adam_options const& o, matrix const& g, matrix u, matrix v,
+                    bool turns_left, bool turns_right)
       : o_(o),
         u_(std::move(u)),
-        v_(std::move(v_basis)),
+        v_(std::move(v)),
         l_((1 - b2()) * g * g.transpose()),
         r_((1 - b2()) * g.transpose() * g),
         m_(matrix::Zero(g.rows(), g.cols())),
-        second_(m_) {}
+        second_(m_),
+        turns_left_(turns_left),
+        turns_right_(turns_right) {}
 
   void step(matrix& w, matrix const& g, double lr) {
     ++t_;
-    double const b1 = double{o_.beta1};
+    double const b1 = double{o_.beta1}, epsilon = double{o_.epsilon};
     m_ = b1 * m_ + (1 - b1) * g;
     matrix const rotated = u_.transpose() * g * v_;
     second_ = b2() * second_ + (1 - b2()) * rotated.cwiseAbs2();
     double const c1 = 1 - std::pow(b1, t_), c2 = 1 - std::pow(b2(), t_);
-    matrix const root = (second_ / c2).cwiseSqrt().array() + double{o_.epsilon};
-    w -= lr * u_ * (u_.transpose() * m_ * v_ / c1).cwiseQuotient(root) * v_.transpose();
+    matrix const mean = second_ / c2;
+    matrix const root = o_.epsilon_at == inside_root ? matrix((mean.array() + epsilon).sqrt())
+                                                     : matrix(mean.cwiseSqrt().array() + epsilon);
+    matrix const change = u_ * (u_.transpose() * m_ * v_ / c1).cwiseQuotient(root) * v_.transpose();
+    w -= lr * (change + double{o_.weight_decay} * w);
     l_ = b2() * l_ + (1 - b2()) * g * g.transpose();
     r_ = b2() * r_ + (1 - b2()) * g.transpose() * g;
-    if (t_ % o_.refresh_interval == 0) {
-      auto const rows = refresh(l_, u_), columns = refresh(r_, v_);
-      matrix const old = second_;
-      for (Eigen::Index i = 0; i < old.rows(); ++i) {
-        for (Eigen::Index j = 0; j < old.cols(); ++j) {
-          second_(i, j) =
-              old(rows[static_cast<std::size_t>(i)], columns[static_cast<std::size_t>(j)]);
-        }
+    if (t_ % o_.refresh_interval != 0) return;
+    bool const of_m = o_.source == first_moment;
+    std::vector<Eigen::Index> rows(static_cast<std::size_t>(g.rows()));
+    std::vector<Eigen::Index> columns(static_cast<std::size_t>(g.cols()));
+    std::iota(rows.begin(), rows.end(), 0);
+    std::iota(columns.begin(), columns.end(), 0);
+    if (turns_left_) rows = refresh(of_m ? matrix(m_ * m_.transpose()) : l_, u_);
+    if (turns_right_) columns = refresh(of_m ? matrix(m_.transpose() * m_) : r_, v_);
+    matrix const old = second_;
+    for (Eigen::Index i = 0; i < old.rows(); ++i) {
+      for (Eigen::Index j = 0; j < old.cols(); ++j) {
+        second_(i, j) =
+            old(rows[static_cast<std::size_t>(i)], columns[static_cast<std::size_t>(j)]);
       }
     }
   }
@@ -482,40 +603,78 @@ class reference_soap {
 
   rotated_adam_options o_;
   matrix u_, v_, l_, r_, m_, second_;
+  bool turns_left_, turns_right_;
   int t_ = 0;
 };
 
-TEST_CASE("SOAP's rules over many refreshes") {
-  rotated_adam_options o;
-  o.refresh_interval = 3;
-  random_matrices random(7);
-  // Columns of different size, so that the order of the eigenvalues changes now and then only.
-  matrix const left = random.orthogonal(4), right = random.orthogonal(4);
-  auto const gradient = [&](int t) {
-    Eigen::VectorXd scale(4);
-    scale << 1 + std::sin(t / 15.0), 1.2, 0.6, 0.3;
-    return float_matrix((left * scale.asDiagonal() * random.normal(4, 4) * right).cast<float>());
+TEST_CASE("the rules over many refreshes") {
+  struct setting {
+    rotation_source source;
+    rotation_geometry geometry;
+    Eigen::Index rows, columns;
   };
-  rotated_adam soap(4, 4, o);
-  float_matrix w = random.normal(4, 4).cast<float>();
-  matrix exact = w.cast<double>();
-  auto g = gradient(0);
-  soap.step(span_of(w), span_of(g), 0.05F);
-  CHECK(w.cast<double>() == exact);
-  // A basis of eigenvectors, by descending eigenvalue.
-  auto const u = square(soap.left()), v = square(soap.right());
-  auto const singular = Eigen::JacobiSVD<matrix>(g.cast<double>()).singularValues();
-  matrix const diagonal = u.transpose() * g.cast<double>() * v;
-  CHECK((matrix(diagonal.cwiseAbs()) - matrix(singular.asDiagonal())).cwiseAbs().maxCoeff() < 1e-5);
+  for (auto const& c : {setting{second_moment, bilateral, 4, 4},  // SOAP
+                        {second_moment, bilateral, 3, 5},
+                        {second_moment, unilateral, 3, 5},
+                        {first_moment, bilateral, 4, 4},
+                        {first_moment, unilateral, 5, 3}}) {
+    for (bool const plain : {true, false}) {
+      rotated_adam_options o;
+      o.source = c.source;
+      o.geometry = c.geometry;
+      o.refresh_interval = 3;
+      if (!plain) {
+        o.epsilon_at = inside_root;
+        o.epsilon = 0.01F;
+        o.weight_decay = 0.5F;
+      }
+      random_matrices random(7);
+      // Directions of different size, so that the order of the eigenvalues changes now and then.
+      matrix const left = random.orthogonal(c.rows), right = random.orthogonal(c.columns);
+      auto const scale_of = [](Eigen::Index n, int t) {
+        Eigen::VectorXd scale = Eigen::VectorXd::LinSpaced(n, 1.2, 0.3);
+        scale(0) = 1 + std::sin(t / 15.0);
+        return scale;
+      };
+      auto const gradient = [&](int t) {
+        matrix const noise = random.normal(c.rows, c.columns);
+        return float_matrix((left * scale_of(c.rows, t).asDiagonal() * noise *
+                             scale_of(c.columns, t + 20).asDiagonal() * right)
+                                .cast<float>());
+      };
+      rotated_adam adam(c.rows, c.columns, o);
+      float_matrix w = random.normal(c.rows, c.columns).cast<float>();
+      matrix exact = w.cast<double>();
+      auto g = gradient(0);
+      adam.step(span_of(w), span_of(g), 0.05F);
+      CHECK(w.cast<double>() == exact);
+      auto const basis = [](std::span<float const> found, Eigen::Index n) {
+        return found.empty() ? matrix(matrix::Identity(n, n)) : square(found);
+      };
+      auto const u = basis(adam.left(), c.rows), v = basis(adam.right(), c.columns);
+      // Eigenvectors, by descending eigenvalue.
+      matrix const rotated = u.transpose() * g.cast<double>() * v;
+      Eigen::VectorXd const squares =
+          Eigen::JacobiSVD<matrix>(g.cast<double>()).singularValues().cwiseAbs2();
+      auto const expect_squares = [&](matrix const& products) {
+        Eigen::VectorXd expected = Eigen::VectorXd::Zero(products.rows());
+        expected.head(squares.size()) = squares;
+        CHECK((products - matrix(expected.asDiagonal())).cwiseAbs().maxCoeff() < 1e-4);
+      };
+      if (!adam.left().empty()) expect_squares(rotated * rotated.transpose());
+      if (!adam.right().empty()) expect_squares(rotated.transpose() * rotated);
 
-  reference_soap reference(o, g.cast<double>(), u, v);
-  for (int t = 1; t <= 120; ++t) {
-    g = gradient(t);
-    soap.step(span_of(w), span_of(g), 0.05F);
-    reference.step(exact, g.cast<double>(), 0.05);
-    REQUIRE((w.cast<double>() - exact).cwiseAbs().maxCoeff() < 1e-4);
+      reference_rotated reference(o, g.cast<double>(), u, v, !adam.left().empty(),
+                                  !adam.right().empty());
+      for (int t = 1; t <= 120; ++t) {
+        g = gradient(t);
+        adam.step(span_of(w), span_of(g), 0.05F);
+        reference.step(exact, g.cast<double>(), 0.05);
+        REQUIRE((w.cast<double>() - exact).cwiseAbs().maxCoeff() < 1e-4);
+      }
+      CHECK(adam.refreshes() == 40);
+    }
   }
-  CHECK(soap.refreshes() == 40);
 }
 
 // Eigenvectors of equal eigenvalues are not determined; the spaces they span are.

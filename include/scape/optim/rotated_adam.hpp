@@ -15,14 +15,19 @@
 #include <Eigen/Eigenvalues>
 #include <Eigen/QR>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <istream>
 #include <numeric>
+#include <ostream>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <scape/detail/checkpoint.hpp>
 #include <scape/error.hpp>
 #include <scape/optim/options.hpp>
 
@@ -77,10 +82,13 @@ inline rotation_matrix eigenbasis(Eigen::MatrixXd const& s) {
 //! One step of orthogonal iteration towards the eigenvectors of the positive semidefinite `s`. The
 //! columns are first put in descending order of their Rayleigh quotients; returns that order.
 //! Each new column lies within a right angle of s times the old one.
+//!
+//! 1e-12 of the trace is added to all eigenvalues. That moves no eigenvector, but without it the
+//! images of the null space's columns would be rounding errors, and every call would draw new ones.
 inline std::vector<Eigen::Index> iterate_eigenbasis(Eigen::MatrixXd const& s,
                                                     rotation_matrix& basis) {
   Eigen::MatrixXd const old = basis.cast<double>();
-  Eigen::MatrixXd const image = s * old;
+  Eigen::MatrixXd const image = s * old + 1e-12 * s.trace() * old;
   Eigen::VectorXd const quotients = old.cwiseProduct(image).colwise().sum();
   std::vector<Eigen::Index> order(static_cast<std::size_t>(basis.cols()));
   std::iota(order.begin(), order.end(), 0);
@@ -175,7 +183,47 @@ class rotated_adam {
     return true;
   }
 
-  //! `out` = U^T `in` V, rows * columns elements each.
+  //! Writes the state, and of the options what gives it its form. Little-endian: "scaperot"; 64-bit
+  //! words: version, rows, columns, left and right side rotated, source, steps, refreshes, 1 if
+  //! there are bases; the floats of M, of v and, by side, of the basis and its running mean, row by
+  //! row; the FNV-1a hash of all before. Throws checkpoint_error if the stream fails.
+  void save(std::ostream& out) const {
+    detail::hashing_writer to("rotated_adam::save", out);
+    to.write(magic);
+    for (auto const& [name, value] : form()) to.value(value);
+    std::uint64_t const bases = left_.basis.size() + right_.basis.size() > 0 ? 1 : 0;
+    to.write(std::array{static_cast<std::uint64_t>(steps_), static_cast<std::uint64_t>(refreshes_),
+                        bases});
+    for (auto const* part : parts(*this)) to.write(view(*part));
+    to.end();
+  }
+  //! Takes over what save() wrote for the same form; the other options remain. Throws
+  //! checkpoint_error, and nothing has changed then.
+  void load(std::istream& in) {
+    detail::hashing_reader from("rotated_adam::load", in);
+    if (from.value(std::array<char, 8>{}) != magic) from.fail("this is no saved rotated_adam");
+    for (auto const& [name, value] : form()) {
+      from.expect_same(name, from.value(std::uint64_t{}), value);
+    }
+    auto const [steps, refreshes, bases] = from.value(std::array<std::uint64_t, 3>{});
+    rotated_adam loaded(rows_, columns_, options_);
+    loaded.steps_ = static_cast<std::int64_t>(steps);
+    loaded.refreshes_ = static_cast<std::int64_t>(refreshes);
+    auto const make_room = [&](side& s, Eigen::Index length) {
+      if (!s.rotated || bases == 0) return;
+      s.basis.resize(length, length);
+      if (options_.source == rotation_source::second_moment) s.covariance.resize(length, length);
+    };
+    make_room(loaded.left_, rows_);
+    make_room(loaded.right_, columns_);
+    for (auto* part : parts(loaded)) {
+      from.read(std::as_writable_bytes(std::span(part->data(), view(*part).size())));
+    }
+    from.end();
+    *this = std::move(loaded);
+  }
+
+  //! `out` = U^T `in` V, rows * columns elements each; the two may be the same.
   void rotate(std::span<float const> in, std::span<float> out) {
     expect_lengths("rotated_adam::rotate", in, out);
     rotate(const_map(in.data(), rows_, columns_), rotated_);
@@ -214,6 +262,24 @@ class rotated_adam {
     matrix basis;       // empty until the first gradient
     matrix covariance;  // running mean of the gradients' products; rotation_source::second_moment
   };
+
+  static constexpr std::array<char, 8> magic = {'s', 'c', 'a', 'p', 'e', 'r', 'o', 't'};
+
+  [[nodiscard]] std::array<std::pair<char const*, std::uint64_t>, 6> form() const noexcept {
+    return {{{"the format version", 1},
+             {"the number of rows", static_cast<std::uint64_t>(rows_)},
+             {"the number of columns", static_cast<std::uint64_t>(columns_)},
+             {"whether the left side is rotated", left_.rotated ? 1 : 0},
+             {"whether the right side is rotated", right_.rotated ? 1 : 0},
+             {"the source", static_cast<std::uint64_t>(options_.source)}}};
+  }
+  //! What is saved, of a rotated_adam or a const one.
+  template <class Self>
+  static auto parts(Self& self) -> std::array<decltype(&self.m_), 6> {
+    return {&self.m_,           &self.v_,
+            &self.left_.basis,  &self.left_.covariance,
+            &self.right_.basis, &self.right_.covariance};
+  }
 
   static std::span<float const> view(matrix const& a) noexcept {
     return {a.data(), static_cast<std::size_t>(a.size())};

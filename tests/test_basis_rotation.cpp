@@ -8,12 +8,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -27,29 +23,12 @@
 #include "settings.hpp"
 #include "sparse_sync.hpp"
 #include "stages.hpp"
+#include "support/text_file.hpp"
 
 namespace {
 
-namespace fs = std::filesystem;
 using namespace basis_rotation;
-
-class text_file {
- public:
-  text_file() {
-    path_ = (fs::temp_directory_path() / "basis_rotation_XXXXXX").string();
-    int const file = mkstemp(path_.data());
-    if (file < 0) throw std::runtime_error("mkstemp");
-    std::ofstream out(path_);
-    for (int i = 0; i < 400; ++i) out << "line " << i << " of a text with " << i * i % 97 << '\n';
-  }
-  text_file(text_file const&) = delete;
-  text_file& operator=(text_file const&) = delete;
-  ~text_file() { fs::remove(path_); }
-  [[nodiscard]] std::string const& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+using scape::testing::text_file;
 
 settings small() {
   settings s;

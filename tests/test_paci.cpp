@@ -11,8 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -37,6 +35,7 @@
 #include "paci/summary.hpp"
 #include "paci/thread_grid.hpp"
 #include "support/pipeline_checks.hpp"
+#include "support/text_file.hpp"
 #include "train_gpt/gpt.hpp"
 #include "train_gpt/host_optimizer.hpp"
 #include "train_gpt/random.hpp"
@@ -200,15 +199,8 @@ stage_pace pace(std::chrono::microseconds unit, double jitter = 0, std::uint64_t
   return {unit, 2 * unit, jitter, seed};
 }
 
-std::filesystem::path text_file() {
-  auto const path = std::filesystem::temp_directory_path() / "test_paci_corpus.txt";
-  std::ofstream out(path);
-  for (int i = 0; i < 400; ++i) out << "line " << i << " with " << i * i % 97 << '\n';
-  return path;
-}
-
 train_gpt::corpus const& text() {
-  static train_gpt::corpus const corpus(text_file());
+  static train_gpt::corpus const corpus(scape::testing::text_file().path());
   return corpus;
 }
 

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//! @file
+//! A little text to learn from.
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+
+namespace scape::testing {
+
+//! 400 lines in a file of its own, which goes with the object.
+class text_file {
+ public:
+  text_file() {
+    path_ = (std::filesystem::temp_directory_path() / "scape_text_XXXXXX").string();
+    if (mkstemp(path_.data()) < 0) throw std::runtime_error("mkstemp");
+    std::ofstream out(path_);
+    for (int i = 0; i < 400; ++i) out << "line " << i << " of a text with " << i * i % 97 << '\n';
+  }
+  text_file(text_file const&) = delete;
+  text_file& operator=(text_file const&) = delete;
+  ~text_file() { std::filesystem::remove(path_); }
+  [[nodiscard]] std::string const& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace scape::testing

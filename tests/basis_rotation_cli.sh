@@ -15,6 +15,9 @@ refuse '--stages 0' $quick --stages 0 --out out
 refuse '--methods' $quick --methods sgd --out out
 refuse '--parts' $quick --parts all --out out
 refuse '--lr' $quick --lr -1 --out out
+refuse '--lr' $quick --lr 1e308 --out out
+refuse '--sync-lr' $quick --sync-lr nan --out out
+refuse '--seed' $quick --seed -1 --out out
 refuse '--heads 3 does not divide' $quick --heads 3 --out out
 refuse '--ranks 3 does not divide' $quick --ranks 3 --out out
 refuse '--interval' $quick --interval 0 --out out
@@ -22,7 +25,7 @@ refuse 'does not exist' --quick --corpus absent --out out
 refuse 'too small' $quick --context 4000 --out out
 
 "$program" $quick --out all > stdout 2> stderr || fail "quick: $(cat stderr)"
-for title in 'Steps to a validation loss' 'Without weight stashing' 'budget' 'energy' 'Sparse sync'
+for title in 'Steps to a validation loss' 'fastest learning rate' 'Without weight stashing' 'budget' 'energy' 'Sparse sync'
 do
   grep -q "$title" stdout || fail "quick: no table '$title'"
 done
@@ -30,7 +33,7 @@ grep -q '^delay 14/14: ' stderr || fail "quick: no progress"
 # 7 methods with 2 numbers of stages, without stashing, and 6 budgets, at 2 learning rates.
 [ "$(wc -l < all/runs.csv)" -eq $((1 + 2 * (14 + 7 + 6))) ] || fail "quick: runs.csv"
 [ "$(wc -l < all/energy.csv)" -eq $((1 + 4 * 3)) ] || fail "quick: energy.csv"
-[ "$(wc -l < all/sync.csv)" -eq $((1 + 13 * 3)) ] || fail "quick: sync.csv"
+[ "$(wc -l < all/sync.csv)" -eq $((1 + 2 * 13 * 3)) ] || fail "quick: sync.csv"
 grep -q '</html>' all/report.html || fail "quick: report.html"
 grep -q -E 'nan|(src|href)=' all/report.html && fail "quick: report.html has nan or links"
 

@@ -15,6 +15,10 @@ refuse '--replicas' $small --stages 4 --replicas 0 --out out
 refuse '--heads 3 does not divide' $small --stages 4 --heads 3 --out out
 refuse 'not a multiple of the window 8' $small --stages 4 --micro-batches 100 --out out
 refuse '--window is 0' $small --stages 4 --window 0 --out out
+refuse '--stages times --replicas is 2048' $small --stages 8 --layers 6 --replicas 256 --out out
+refuse '--target' $small --stages 4 --target nan --out out
+refuse '--lr' $small --stages 4 --lr 1e308 --out out
+refuse '--seed' $small --stages 4 --seed -1 --out out
 refuse '--jitter' $small --stages 4 --jitter nan --out out
 refuse '--schedule' $small --stages 4 --schedule gpipe --out out
 refuse 'does not exist' $small --stages 4 --corpus absent --out out

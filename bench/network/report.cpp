@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "chart.hpp"
-#include "report_style.hpp"
 #include "support/table.hpp"
 
 namespace network {
@@ -174,19 +173,16 @@ std::string text(std::vector<measurement> const& all) {
 
 std::string html(std::vector<measurement> const& all, std::string const& command) {
   auto out = fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-      "<meta name=\"viewport\" content=\"width=device-width\"><title>scape: network</title>"
-      "<style>{}</style></head><body>\n<h1>Measured steps over MPI</h1>\n"
       "<p>Wall time of whole steps, the slowest rank's, median. Bytes are those that the hosts' "
       "network interfaces have received, headers and launcher included. {}</p>\n",
-      train_gpt::report_css, median_error(all));
+      median_error(all));
   out += "<figure><figcaption>Phases of a step, in parts of the dense one</figcaption>\n" +
          svg(all) + "</figure>\n" + charts(all);
   for (auto const& t : {step_table(all), phase_table(all), link_table(all)}) out += html(t);
-  return out + fmt::format(
-                   "<h2>How it was made</h2>\n<pre>{}</pre>\n<script>{}</script>\n"
-                   "</body></html>\n",
-                   train_gpt::escape_html(command), train_gpt::report_script);
+  return html(train_gpt::page{.program = "network",
+                              .heading = "Measured steps over MPI",
+                              .body = std::move(out),
+                              .command = command});
 }
 
 }  // namespace network

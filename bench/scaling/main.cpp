@@ -53,8 +53,10 @@ int run_program(options const& o) {
 
 int main(int argc, char** argv) {
   try {
-    auto const o = parse_options(argc, argv);
-    return o ? run_program(*o) : 0;
+    return run_program(parse_options(argc, argv));
+  } catch (train_gpt::help_request const& help) {
+    fmt::print("{}", help.what());
+    return 0;
   } catch (train_gpt::usage_error const& e) {
     fmt::print(stderr, "scaling: {}\n", e.what());
     return exit_usage;

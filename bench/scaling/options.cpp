@@ -4,11 +4,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cmath>
 #include <map>
 
-#include "usage_error.hpp"
+#include "command_line.hpp"
 
 namespace scaling {
 namespace {
@@ -65,11 +64,11 @@ double per_byte(double gbits) { return 8 / (1e9 * gbits); }
 
 }  // namespace
 
-std::optional<options> parse_options(int argc, char const* const* argv) {
+options parse_options(int argc, char const* const* argv) {
   options o;
   machine m;
   o.cost.gradient_bytes = 2;
-  for (int i = 0; i < argc; ++i) (o.command += i == 0 ? "" : " ") += argv[i];
+  o.command = train_gpt::command_of(argc, argv);
 
   CLI::App app(
       "Predicts the strong scaling of dense and sparse optimizer sync with scape::cost_model, and "
@@ -124,16 +123,7 @@ std::optional<options> parse_options(int argc, char const* const* argv) {
   app.add_option("--to", o.to, "ranks of the largest run")->excludes(paper);
   app.add_option("--out", o.out, "output folder");
 
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::CallForHelp const&) {
-    fmt::print("{}", app.help());
-    return std::nullopt;
-  } catch (CLI::ParseError const& e) {
-    std::string line = e.what();
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    throw usage_error(line + " (see --help)");
-  }
+  train_gpt::parse(app, argc, argv);
   check(o, m);
   o.cost.compute = batch_compute(o, static_cast<double>(o.tokens));
   o.cost.memory_bandwidth = 1e9 * m.memory_gb;

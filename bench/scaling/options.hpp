@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,7 +37,8 @@ struct options {
   return 6 * static_cast<double>(o.elements) * tokens / o.flops;
 }
 
-//! Reads and checks the command line. Throws usage_error. Nothing after --help, which it prints.
-[[nodiscard]] std::optional<options> parse_options(int argc, char const* const* argv);
+//! Reads and checks the command line. Throws train_gpt::usage_error, and
+//! train_gpt::help_request.
+[[nodiscard]] options parse_options(int argc, char const* const* argv);
 
 }  // namespace scaling

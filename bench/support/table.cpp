@@ -10,8 +10,10 @@
 namespace bench {
 namespace {
 
+// Also of a number with a sign, in brackets, or beyond a limit.
 bool is_number(std::string const& cell) {
-  return !cell.empty() && cell[0] >= '0' && cell[0] <= '9';
+  auto const first = cell.find_first_not_of("+-(<> ");
+  return first != std::string::npos && cell[first] >= '0' && cell[first] <= '9';
 }
 
 }  // namespace

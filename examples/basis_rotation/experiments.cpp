@@ -60,16 +60,21 @@ class progress {
   std::mutex mutex_;
 };
 
-bool better(delayed_result const& a, delayed_result const& b) {
-  if (a.steps_to_target && b.steps_to_target) return *a.steps_to_target < *b.steps_to_target;
-  if (a.steps_to_target || b.steps_to_target) return a.steps_to_target.has_value();
-  auto const loss = a.validation.back().loss, other = b.validation.back().loss;
+// NaN is the highest.
+bool lower_loss(std::vector<loss_point> const& a, std::vector<loss_point> const& b) {
+  auto const loss = a.back().loss, other = b.back().loss;
   return !std::isnan(loss) && !(loss >= other);
 }
 
+bool better(delayed_result const& a, delayed_result const& b) {
+  if (a.steps_to_target && b.steps_to_target) return *a.steps_to_target < *b.steps_to_target;
+  if (a.steps_to_target || b.steps_to_target) return a.steps_to_target.has_value();
+  return lower_loss(a.validation, b.validation);
+}
+
 // A learning rate that has not reached the target at the validation where another one did has lost.
-tuned_result tune(settings s, corpus const& text, delayed_run run) {
-  tuned_result result;
+tuned<delayed_result> tune(settings s, corpus const& text, delayed_run run) {
+  tuned<delayed_result> result;
   for (double const lr : s.learning_rates) {
     run.lr = lr;
     result.all.push_back(train_with_delay(s, text, run));
@@ -78,6 +83,18 @@ tuned_result tune(settings s, corpus const& text, delayed_run run) {
     if (auto const steps = result.best.steps_to_target) {
       auto const validations = static_cast<std::int64_t>(*steps) / s.validate_every + 1;
       s.max_steps = std::min(s.max_steps, validations * s.validate_every);
+    }
+  }
+  return result;
+}
+
+tuned<sync_result> tune(settings const& s, corpus const& text, sync_run run) {
+  tuned<sync_result> result;
+  for (double const lr : s.sync_learning_rates) {
+    run.lr = lr;
+    auto const& now = result.all.emplace_back(train_with_sparse_sync(s, text, run));
+    if (result.all.size() == 1 || lower_loss(now.validation, result.best.validation)) {
+      result.best = now;
     }
   }
   return result;
@@ -160,7 +177,7 @@ energy_result measure_energy(settings s, corpus const& text, method how) {
   s.target = 0;
   s.max_steps = s.sync_steps;
   delayed_run const run{
-      .how = how, .interval = s.interval, .lr = s.learning_rates.front(), .seed = s.seed};
+      .how = how, .interval = s.interval, .lr = s.sync_learning_rates.front(), .seed = s.seed};
   auto const observe = [&](std::int64_t step, model_optimizer& optimizer) {
     if (step == 0) return;
     auto const original = original_moments(optimizer), rotated = rotated_moments(optimizer);
@@ -174,7 +191,7 @@ energy_result measure_energy(settings s, corpus const& text, method how) {
 std::vector<sync_run> sync_runs(settings const& s) {
   std::vector<sync_run> runs;
   auto const add = [&](method how, double density, mask_basis basis) {
-    runs.push_back({how, density, basis, s.learning_rates.front(), s.seed});
+    runs.push_back({how, density, basis, 0, s.seed});
   };
   for (auto const how : {method::adam, method::second_bilateral, method::first_bilateral}) {
     add(how, 1, mask_basis::original);
@@ -226,12 +243,11 @@ void run_experiments(settings const& s, corpus const& text,
     energy.done(std::string(traits(r.energy[i].how).label));
   });
   auto const runs = sync_runs(s);
-  r.sync.resize(runs.size());
   progress sync(s, "sync", runs.size());
-  for (std::size_t i = 0; i < runs.size(); ++i) {  // the ranks are the threads
-    r.sync[i] = train_with_sparse_sync(s, text, runs[i]);
-    sync.done(fmt::format("{}, density {:g}: loss {:.3f}", traits(runs[i].how).label,
-                          runs[i].density, r.sync[i].validation.back().loss));
+  for (auto const& run : runs) {  // the ranks are the threads
+    auto const& best = r.sync.emplace_back(tune(s, text, run)).best;
+    sync.done(fmt::format("{}, density {:g}: loss {:.3f} at lr {:g}", traits(run.how).label,
+                          run.density, best.validation.back().loss, best.run.lr));
   }
   save(r);
 }

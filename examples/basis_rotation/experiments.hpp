@@ -17,16 +17,17 @@
 
 namespace basis_rotation {
 
-//! A configuration at the best of settings.learning_rates: the one that reaches the target first,
-//! or, if none does, comes closest.
-struct tuned_result {
-  delayed_result best;
-  std::vector<delayed_result> all;  //!< one per learning rate
+//! A configuration at several learning rates. The best one reaches the target first or, where there
+//! is no target or none reaches it, has the lowest last loss.
+template <class Result>
+struct tuned {
+  Result best;
+  std::vector<Result> all;
 };
 
 //! Means over the seeds.
 struct tuned_row {
-  std::vector<tuned_result> seeds;
+  std::vector<tuned<delayed_result>> seeds;
 
   [[nodiscard]] delayed_run const& run() const { return seeds.front().best.run; }
   //! None if a seed did not reach the target.
@@ -47,7 +48,7 @@ struct energy_result {
 struct results {
   std::vector<tuned_row> delay, stashing, budget;
   std::vector<energy_result> energy;
-  std::vector<sync_result> sync;
+  std::vector<tuned<sync_result>> sync;
 };
 
 //! Calls `save` with all results so far after every part.

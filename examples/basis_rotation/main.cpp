@@ -31,7 +31,7 @@ void run(settings const& s) {
         fmt::format("corpus '{}' is too small for context {}", s.corpus.string(), s.shape.context));
   }
   train_gpt::prepare_folder(s.out);
-  std::vector<table> tables;
+  std::vector<noted_table> tables;
   run_experiments(s, text, [&](results const& r) {
     tables = make_tables(s, r);
     train_gpt::write_atomically(s.out / "runs.csv", runs_csv(r));
@@ -40,7 +40,7 @@ void run(settings const& s) {
     train_gpt::write_atomically(s.out / "sync.csv", sync_csv(r));
     train_gpt::write_atomically(s.out / "report.html", page_html(s, r));
   });
-  for (auto const& t : tables) fmt::print("{}\n", text_of(t));
+  for (auto const& [table, note] : tables) fmt::print("{}{}\n\n", bench::text(table), note);
   fmt::print("Report: {}\n", (s.out / "report.html").string());
 }
 

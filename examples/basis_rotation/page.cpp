@@ -10,7 +10,6 @@
 
 #include "chart.hpp"
 #include "gpt.hpp"
-#include "report_style.hpp"
 #include "tables.hpp"
 
 namespace basis_rotation {
@@ -109,9 +108,9 @@ chart energy_chart(energy_result const& e) {
           std::nullopt};
 }
 
-chart sync_chart(std::vector<sync_result> const& sync, method how) {
+chart sync_chart(std::vector<tuned<sync_result>> const& sync, method how) {
   std::vector<series> curves;
-  for (auto const& r : sync) {
+  for (auto const& [r, all] : sync) {
     if (r.run.how != how) continue;
     auto const label =
         r.run.density == 1
@@ -121,22 +120,6 @@ chart sync_chart(std::vector<sync_result> const& sync, method how) {
     curves.push_back(curve_of(label, curves.size(), r.validation));
   }
   return loss_chart(fmt::format("Sparse sync: {}", traits(how).label), "", std::move(curves));
-}
-
-std::string table_html(table const& t) {
-  auto out =
-      fmt::format("<h2>{}</h2>\n<div class=\"scroll\"><table><thead><tr>", escape_html(t.title));
-  for (auto const& name : t.header) out += fmt::format("<th>{}</th>", escape_html(name));
-  out += "</tr></thead><tbody>\n";
-  for (auto const& row : t.rows) {
-    out += fmt::format("<tr><th scope=row>{}</th>", escape_html(row[0]));
-    for (std::size_t i = 1; i < row.size(); ++i) {
-      out += fmt::format("<td>{}</td>", escape_html(row[i]));
-    }
-    out += "</tr>\n";
-  }
-  return out +
-         fmt::format("</tbody></table></div>\n<p class=\"note\">{}</p>\n", escape_html(t.note));
 }
 
 std::vector<chart> charts_of(results const& r) {
@@ -150,9 +133,10 @@ std::vector<chart> charts_of(results const& r) {
   if (!r.energy.empty()) charts.push_back(energy_chart(r.energy.back()));
   std::vector<method> shown;
   for (auto const& sync : r.sync) {
-    if (std::ranges::find(shown, sync.run.how) != shown.end()) continue;
-    shown.push_back(sync.run.how);
-    charts.push_back(sync_chart(r.sync, sync.run.how));
+    auto const how = sync.best.run.how;
+    if (std::ranges::find(shown, how) != shown.end()) continue;
+    shown.push_back(how);
+    charts.push_back(sync_chart(r.sync, how));
   }
   return charts;
 }
@@ -161,22 +145,20 @@ std::vector<chart> charts_of(results const& r) {
 
 std::string page_html(settings const& s, results const& r) {
   auto out = fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-      "<meta name=\"viewport\" content=\"width=device-width\"><title>scape: basis_rotation</title>"
-      "<style>{}{}</style></head><body>\n<h1>basis_rotation</h1>\n",
-      train_gpt::report_css, more_colours);
-  out += fmt::format(
       "<p>A GPT of {} layers, width {}, {} heads and context {} ({} parameters) on bytes of "
       "<code>{}</code>, {} sequences a step. With P pipeline stages, the gradient of stage k comes "
       "P − k steps late.</p>\n",
       s.shape.layers, s.shape.width, s.shape.heads, s.shape.context,
       train_gpt::parameter_count(s.shape), escape_html(s.corpus.string()), s.batch);
-  for (auto const& t : make_tables(s, r)) out += table_html(t);
+  for (auto const& [table, note] : make_tables(s, r)) {
+    out += html(table) + fmt::format("<p class=\"note\">{}</p>\n", escape_html(note));
+  }
   for (auto const& c : charts_of(r)) out += figure_html(c);
-  out +=
-      fmt::format("<h2>How it was made</h2>\n<pre>{}</pre>\n<script>{}</script>\n</body></html>\n",
-                  escape_html(s.command), train_gpt::report_script);
-  return out;
+  return html(train_gpt::page{.program = "basis_rotation",
+                              .heading = "basis_rotation",
+                              .body = std::move(out),
+                              .command = s.command,
+                              .css = std::string(more_colours)});
 }
 
 }  // namespace basis_rotation

@@ -5,31 +5,20 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
+#include "command_line.hpp"
 #include "method.hpp"
-#include "options.hpp"
 #include "stages.hpp"
-#include "usage_error.hpp"
 
 namespace basis_rotation {
 namespace {
 
-using train_gpt::usage_error;
-
-template <class T>
-void require_at_least(char const* flag, T value, T least) {
-  if (!(value >= least)) {
-    throw usage_error(fmt::format("{} is {}, at least {} is needed", flag, value, least));
-  }
-}
+using train_gpt::require;
 
 void check(settings const& s) {
-  for (auto const& [flag, value] : {std::pair("--layers", s.shape.layers),
-                                    {"--width", s.shape.width},
-                                    {"--heads", s.shape.heads},
-                                    {"--context", s.shape.context},
-                                    {"--batch", s.batch},
+  train_gpt::check(s.shape);
+  for (auto const& [flag, value] : {std::pair("--batch", s.batch),
                                     {"--warmup", s.warmup},
                                     {"--interval", s.interval},
                                     {"--budget-interval", s.budget_interval},
@@ -39,30 +28,19 @@ void check(settings const& s) {
                                     {"--ranks", std::int64_t{s.ranks}},
                                     {"--jobs", std::int64_t{s.jobs}},
                                     {"--seeds", static_cast<std::int64_t>(s.seeds)}}) {
-    require_at_least(flag, value, std::int64_t{1});
-    if (value > 100'000) throw usage_error(fmt::format("{} is {}, more than 100000", flag, value));
+    train_gpt::require_at_least(flag, value, std::int64_t{1});
+    require(value <= 100'000, fmt::format("{} is {}, more than 100000", flag, value));
   }
-  if (s.shape.width % s.shape.heads != 0) {
-    throw usage_error(
-        fmt::format("--heads {} does not divide --width {}", s.shape.heads, s.shape.width));
-  }
-  if (s.batch % s.ranks != 0) {
-    throw usage_error(fmt::format("--ranks {} does not divide --batch {}", s.ranks, s.batch));
-  }
+  require(s.batch % s.ranks == 0,
+          fmt::format("--ranks {} does not divide --batch {}", s.ranks, s.batch));
   for (auto const stages : s.stages) {
-    if (stages < 1 || stages > most_stages(s.shape)) {
-      throw usage_error(fmt::format("--stages {}: a model of {} layers has 1 to {} stages", stages,
-                                    s.shape.layers, most_stages(s.shape)));
-    }
+    require(stages >= 1 && stages <= most_stages(s.shape),
+            fmt::format("--stages {}: a model of {} layers has 1 to {} stages", stages,
+                        s.shape.layers, most_stages(s.shape)));
   }
-  if (!(s.target > 0 && std::isfinite(s.target))) {
-    throw usage_error(fmt::format("--target is {}, expected a positive number", s.target));
-  }
-  for (double const lr : s.learning_rates) {
-    if (!(lr > 0 && std::isfinite(lr))) {
-      throw usage_error(fmt::format("--lr is {}, expected a positive number", lr));
-    }
-  }
+  train_gpt::require_positive("--target", s.target);
+  for (double const lr : s.learning_rates) train_gpt::require_positive("--lr", lr);
+  for (double const lr : s.sync_learning_rates) train_gpt::require_positive("--sync-lr", lr);
 }
 
 // Seconds instead of minutes, to see that everything works.
@@ -77,7 +55,7 @@ void make_quick(settings& s) {
   s.validation_rows = 16;
   s.ranks = 2;
   s.sync_steps = 30;
-  s.learning_rates = {0.01, 0.02};
+  s.learning_rates = s.sync_learning_rates = {0.01, 0.02};
 }
 
 }  // namespace
@@ -89,7 +67,7 @@ bool settings::wants(std::string const& part) const {
 settings parse_settings(int argc, char const* const* argv) {
   settings s;
   s.corpus = SCAPE_TRAIN_GPT_CORPUS;
-  for (int i = 0; i < argc; ++i) (s.command += i == 0 ? "" : " ") += argv[i];
+  s.command = train_gpt::command_of(argc, argv);
   // Before the other options, whose defaults it changes.
   if (std::ranges::find(argv, argv + argc, std::string("--quick")) != argv + argc) make_quick(s);
 
@@ -114,34 +92,24 @@ settings parse_settings(int argc, char const* const* argv) {
   list("--stages", s.stages, "numbers of pipeline stages");
   app.add_option("--target", s.target, "validation loss to reach, nats per byte");
   app.add_option("--max-steps", s.max_steps, "of a run that does not reach it");
-  list("--lr", s.learning_rates,
-       "learning rates to try, the fastest one counts; the part sync takes the first");
+  list("--lr", s.learning_rates, "learning rates to try, the fastest one counts");
   app.add_option("--interval", s.interval, "steps between refreshes of a basis");
   app.add_option("--budget-interval", s.budget_interval, "the same in the part budget");
   app.add_option("--warmup", s.warmup, "steps with rising learning rate");
+  list("--sync-lr", s.sync_learning_rates,
+       "the same in the part sync; the first one for the energy");
   app.add_option("--sync-steps", s.sync_steps, "steps of the part sync");
   app.add_option("--ranks", s.ranks, "data-parallel ranks of the part sync");
-  app.add_option("--seed", s.seed, "of weights and batches");
+  app.add_option("--seed", s.seed, "of weights and batches")->check(CLI::NonNegativeNumber);
   app.add_option("--seeds", s.seeds, "repeat the runs to the target with successive seeds");
   app.add_option("--jobs", s.jobs, "runs at a time");
-  app.add_option("--layers", s.shape.layers, "transformer blocks");
-  app.add_option("--width", s.shape.width, "size of the residual stream");
-  app.add_option("--heads", s.shape.heads, "attention heads");
-  app.add_option("--context", s.shape.context, "bytes per sequence");
+  train_gpt::add_shape_options(app, s.shape);
   app.add_option("--batch", s.batch, "sequences per step");
   app.add_option("--validate-every", s.validate_every, "steps between validations");
   app.add_option("--corpus", s.corpus, "file or folder to learn from");
   app.add_option("--out", s.out, "output folder");
   app.add_flag("--quiet", s.quiet, "no progress on stderr");
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::CallForHelp const&) {
-    throw train_gpt::help_request(app.help());
-  } catch (CLI::ParseError const& e) {
-    std::string line = e.what();
-    std::ranges::replace(line, '\n', ' ');
-    throw usage_error(line + " (see --help)");
-  }
+  train_gpt::parse(app, argc, argv);
   check(s);
   std::ranges::sort(s.stages);
   s.stages.erase(std::ranges::unique(s.stages).begin(), s.stages.end());

@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
-#include <optional>
 #include <string_view>
+#include <utility>
 
 namespace basis_rotation {
 namespace {
@@ -60,44 +61,69 @@ std::vector<method> methods_of(std::vector<tuned_row> const& rows) {
   return found;
 }
 
-table delay_table(settings const& s, std::vector<tuned_row> const& rows) {
+// One row per method, one column per number of stages.
+bench::table by_stages(std::string caption, std::vector<tuned_row> const& rows,
+                       std::function<std::string(tuned_row const&)> const& cell) {
+  bench::table t{std::move(caption), {"method"}, {}};
   auto const stages = stages_of(rows);
-  table t{
-      .title = fmt::format("Steps to a validation loss of {:g}, by number of stages", s.target),
-      .note = fmt::format("Each cell at the fastest of the learning rates, which is in runs.csv; "
-                          "means of {} seeds. In brackets: the highest loss after {} steps, "
-                          "where the target was not reached. Slowdown: {} stages against {}.",
-                          s.seeds, s.max_steps, stages.back(), stages.front()),
-      .header = {"method"}};
-  for (auto const p : stages) t.header.push_back(fmt::format("P = {}", p));
-  t.header.push_back("slowdown");
+  for (auto const p : stages) t.columns.push_back(fmt::format("P = {}", p));
   for (auto const how : methods_of(rows)) {
-    std::vector<std::string> cells{std::string(traits(how).label)};
-    for (auto const p : stages) cells.push_back(steps_cell(*find(rows, how, p)));
-    cells.push_back(
-        ratio_cell(find(rows, how, stages.back()), find(rows, how, stages.front()), s.max_steps));
-    t.rows.push_back(std::move(cells));
+    t.rows.push_back({std::string(traits(how).label)});
+    for (auto const p : stages) t.rows.back().push_back(cell(*find(rows, how, p)));
   }
   return t;
 }
 
-table stashing_table(settings const& s, results const& r) {
-  table t{.title = "Without weight stashing",
-          .note = "The backward pass takes the present weights, the forward pass the stale ones.",
-          .header = {"method", "stages", "with", "without", "ratio"}};
+noted_table delay_table(settings const& s, std::vector<tuned_row> const& rows) {
+  auto const stages = stages_of(rows);
+  auto t =
+      by_stages(fmt::format("Steps to a validation loss of {:g}, by number of stages", s.target),
+                rows, steps_cell);
+  t.columns.push_back("slowdown");
+  auto line = t.rows.begin();
+  for (auto const how : methods_of(rows)) {
+    line++->push_back(
+        ratio_cell(find(rows, how, stages.back()), find(rows, how, stages.front()), s.max_steps));
+  }
+  return {
+      std::move(t),
+      fmt::format("Each cell at the fastest of the learning rates; means of {} seeds. In "
+                  "brackets: the highest loss after {} steps, where the target was not reached. "
+                  "Slowdown: {} stages against {}.",
+                  s.seeds, s.max_steps, stages.back(), stages.front())};
+}
+
+noted_table rate_table(settings const& s, std::vector<tuned_row> const& rows) {
+  auto const [least, most] = std::ranges::minmax(s.learning_rates);
+  return {by_stages("The fastest learning rate", rows,
+                    [](tuned_row const& row) {
+                      std::vector<std::string> rates;
+                      for (auto const& seed : row.seeds) {
+                        rates.push_back(fmt::format("{:g}", seed.best.run.lr));
+                      }
+                      return fmt::format("{}", fmt::join(rates, " "));
+                    }),
+          fmt::format("Of those from {:g} to {:g}, seed by seed. Where it is one of these two, the "
+                      "best may lie beyond.",
+                      least, most)};
+}
+
+noted_table stashing_table(settings const& s, results const& r) {
+  bench::table t{"Without weight stashing", {"method", "stages", "with", "without", "ratio"}, {}};
   for (auto const& row : r.stashing) {
     auto const* with = find(r.delay, row.run().how, row.run().stages);
     t.rows.push_back({std::string(traits(row.run().how).label), fmt::format("{}", row.run().stages),
                       with == nullptr ? "-" : steps_cell(*with), steps_cell(row),
                       ratio_cell(&row, with, s.max_steps)});
   }
-  return t;
+  return {std::move(t),
+          "The backward pass takes the present weights, the forward pass the stale ones."};
 }
 
-table budget_table(std::vector<tuned_row> const& rows) {
-  table t{.title = "The same budget of refreshes, dealt out in three ways",
-          .note = "Refreshes of all matrices per 1000 steps; the first bases are not counted.",
-          .header = {"method", "stages", "budget", "refreshes", "steps"}};
+noted_table budget_table(std::vector<tuned_row> const& rows) {
+  bench::table t{"The same budget of refreshes, dealt out in three ways",
+                 {"method", "stages", "budget", "refreshes", "steps"},
+                 {}};
   for (auto const& row : rows) {
     double refreshes = 0, steps = 0;
     for (auto const& seed : row.seeds) {
@@ -109,15 +135,14 @@ table budget_table(std::vector<tuned_row> const& rows) {
                       steps == 0 ? "-" : fmt::format("{:.0f}", 1000 * refreshes / steps),
                       steps_cell(row)});
   }
-  return t;
+  return {std::move(t),
+          "Refreshes of all matrices per 1000 steps; the first bases are not counted."};
 }
 
-table energy_table(std::vector<energy_result> const& energy) {
-  table t{.title = "Share of the energy of M in its largest elements",
-          .note =
-              "All rotated matrices together, mean over the validations of the second half of "
-              "a run without delay.",
-          .header = {"method", "1 %, original", "1 %, rotated", "10 %, original", "10 %, rotated"}};
+noted_table energy_table(std::vector<energy_result> const& energy) {
+  bench::table t{"Share of the energy of M in its largest elements",
+                 {"method", "1 %, original", "1 %, rotated", "10 %, original", "10 %, rotated"},
+                 {}};
   for (auto const& e : energy) {
     energy_point sum;
     double count = 0;
@@ -135,26 +160,31 @@ table energy_table(std::vector<energy_result> const& energy) {
     }
     t.rows.push_back(std::move(cells));
   }
-  return t;
+  return {std::move(t),
+          "All rotated matrices together, mean over the validations of the second half of a run "
+          "without delay."};
 }
 
-table sync_table(settings const& s, std::vector<sync_result> const& sync) {
-  table t{.title = "Sparse sync with the mask in either basis",
-          .note = fmt::format("Validation loss after {} steps on {} ranks at learning rate {:g}, "
-                              "not tuned, one seed; and the difference to the same method with "
-                              "density 1. What is not sent counts as a gradient of 0.",
-                              s.sync_steps, s.ranks, s.learning_rates.front()),
-          .header = {"method", "density", "mask", "loss", "difference"}};
+noted_table sync_table(settings const& s, std::vector<tuned<sync_result>> const& sync) {
+  bench::table t{"Sparse sync with the mask in either basis",
+                 {"method", "density", "mask", "loss", "difference", "learning rate"},
+                 {}};
   double dense = 0;  // every method's first run
-  for (auto const& r : sync) {
-    auto const loss = r.validation.back().loss;
-    bool const is_dense = r.run.density == 1;
+  for (auto const& [best, all] : sync) {
+    auto const loss = best.validation.back().loss;
+    bool const is_dense = best.run.density == 1;
     if (is_dense) dense = loss;
-    t.rows.push_back({std::string(traits(r.run.how).label), fmt::format("{:g}", r.run.density),
-                      is_dense ? "-" : std::string(basis_name(r.run.basis)),
-                      fmt::format("{:.4f}", loss), fmt::format("{:+.4f}", loss - dense)});
+    t.rows.push_back(
+        {std::string(traits(best.run.how).label), fmt::format("{:g}", best.run.density),
+         is_dense ? "-" : std::string(basis_name(best.run.basis)), fmt::format("{:.4f}", loss),
+         fmt::format("{:+.4f}", loss - dense), fmt::format("{:g}", best.run.lr)});
   }
-  return t;
+  return {
+      std::move(t),
+      fmt::format("Validation loss after {} steps on {} ranks at the best of {} learning rates, "
+                  "one seed; and the difference to the same method with density 1. What is not "
+                  "sent counts as a gradient of 0.",
+                  s.sync_steps, s.ranks, s.sync_learning_rates.size())};
 }
 
 // Calls f(part, result) for every training to the target.
@@ -181,34 +211,17 @@ constexpr std::string_view key_header = "part,method,stages,stashing,budget,inte
 
 }  // namespace
 
-std::vector<table> make_tables(settings const& s, results const& r) {
-  std::vector<table> tables;
-  if (!r.delay.empty()) tables.push_back(delay_table(s, r.delay));
+std::vector<noted_table> make_tables(settings const& s, results const& r) {
+  std::vector<noted_table> tables;
+  if (!r.delay.empty()) {
+    tables.push_back(delay_table(s, r.delay));
+    tables.push_back(rate_table(s, r.delay));
+  }
   if (!r.stashing.empty()) tables.push_back(stashing_table(s, r));
   if (!r.budget.empty()) tables.push_back(budget_table(r.budget));
   if (!r.energy.empty()) tables.push_back(energy_table(r.energy));
   if (!r.sync.empty()) tables.push_back(sync_table(s, r.sync));
   return tables;
-}
-
-std::string text_of(table const& t) {
-  std::vector<std::size_t> widths;
-  for (auto const& name : t.header) widths.push_back(name.size());
-  for (auto const& row : t.rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string out = t.title + "\n";
-  auto const to = std::back_inserter(out);
-  auto const line = [&](std::vector<std::string> const& cells) {
-    fmt::format_to(to, "  {:<{}}", cells[0], widths[0]);
-    for (std::size_t i = 1; i < cells.size(); ++i) {
-      fmt::format_to(to, "  {:>{}}", cells[i], widths[i]);
-    }
-    out += '\n';
-  };
-  line(t.header);
-  for (auto const& row : t.rows) line(row);
-  return out + t.note + "\n";
 }
 
 std::string runs_csv(results const& r) {
@@ -249,11 +262,13 @@ std::string energy_csv(results const& r) {
 
 std::string sync_csv(results const& r) {
   std::string out = "method,density,mask,lr,seed,step,validation_loss\n";
-  for (auto const& result : r.sync) {
-    for (auto const& p : result.validation) {
-      fmt::format_to(std::back_inserter(out), "{},{:g},{},{:g},{},{},{:.5f}\n",
-                     traits(result.run.how).name, result.run.density, basis_name(result.run.basis),
-                     result.run.lr, result.run.seed, p.step, p.loss);
+  for (auto const& row : r.sync) {
+    for (auto const& [run, validation] : row.all) {
+      for (auto const& p : validation) {
+        fmt::format_to(std::back_inserter(out), "{},{:g},{},{:g},{},{},{:.5f}\n",
+                       traits(run.how).name, run.density, basis_name(run.basis), run.lr, run.seed,
+                       p.step, p.loss);
+      }
     }
   }
   return out;

@@ -9,20 +9,17 @@
 
 #include "experiments.hpp"
 #include "settings.hpp"
+#include "support/table.hpp"
 
 namespace basis_rotation {
 
-//! A header and rows of cells.
-struct table {
-  std::string title, note;
-  std::vector<std::string> header;
-  std::vector<std::vector<std::string>> rows = {};
+struct noted_table {
+  bench::table table;
+  std::string note;
 };
 
 //! One table per part that was run.
-[[nodiscard]] std::vector<table> make_tables(settings const& s, results const& r);
-
-[[nodiscard]] std::string text_of(table const& t);
+[[nodiscard]] std::vector<noted_table> make_tables(settings const& s, results const& r);
 
 //! One line per training to the target, and one per validation.
 [[nodiscard]] std::string runs_csv(results const& r);

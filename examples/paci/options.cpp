@@ -4,17 +4,15 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cmath>
 #include <map>
 #include <utility>
 
-#include "train_gpt/usage_error.hpp"
+#include "train_gpt/command_line.hpp"
 
 namespace paci {
 namespace {
 
-using train_gpt::usage_error;
+using train_gpt::require, train_gpt::require_at_least, train_gpt::require_in;
 
 // What the command line says about the runs, before they are spelled out.
 struct request {
@@ -44,33 +42,12 @@ std::vector<run_spec> make_runs(request const& r) {
   return runs;
 }
 
-void require(bool ok, std::string const& message) {
-  if (!ok) throw usage_error(message);
-}
-
-template <class T>
-void require_at_least(char const* flag, T value, T least) {
-  require(value >= least, fmt::format("{} is {}, at least {} is needed", flag, value, least));
-}
-
-void require_in(char const* flag, double value, double from, double to) {
-  require(value >= from && value <= to,
-          fmt::format("{} is {}, expected a value in [{}, {}]", flag, value, from, to));
-}
-
 void check(options const& o, std::optional<int> processes) {
   auto const& t = o.training;
-  for (auto const& [flag, value] : {std::pair("--layers", t.shape.layers),
-                                    {"--width", t.shape.width},
-                                    {"--heads", t.shape.heads},
-                                    {"--context", t.shape.context}}) {
-    require_at_least(flag, value, std::int64_t{1});
-    require(value <= 100'000, fmt::format("{} is {}, more than 100000", flag, value));
-  }
-  require(t.shape.width % t.shape.heads == 0,
-          fmt::format("--heads {} does not divide --width {}", t.shape.heads, t.shape.width));
+  train_gpt::check(t.shape);
   require_in("--stages", o.stages, 1, 256);
   require_in("--replicas", o.replicas, 1, 256);
+  require_in("--stages times --replicas", o.stages * o.replicas, 1, 1024);
   if (o.workload == workload_kind::gpt) {
     require(o.stages <= t.shape.layers + 2,
             fmt::format("--stages is {}; {} blocks, embedding and head are {} layers", o.stages,
@@ -104,8 +81,8 @@ void check(options const& o, std::optional<int> processes) {
   for (auto const& [flag, beta] : {std::pair("--beta1", t.beta1), std::pair("--beta2", t.beta2)}) {
     require(beta >= 0 && beta < 1, fmt::format("{} is {}, expected a value in [0, 1)", flag, beta));
   }
-  require(o.optimizer.lr > 0 && std::isfinite(o.optimizer.lr),
-          fmt::format("--lr is {}, expected a positive number", o.optimizer.lr));
+  train_gpt::require_positive("--lr", o.optimizer.lr);
+  if (o.target) train_gpt::require_positive("--target", *o.target);
 }
 
 void add_run_options(CLI::App& app, options& o, request& r) {
@@ -130,7 +107,9 @@ void add_run_options(CLI::App& app, options& o, request& r) {
       ->delimiter(',')
       ->take_all()
       ->group("Runs");
-  app.add_option("--seed", r.seed, "of weights, batches and jitter")->group("Runs");
+  app.add_option("--seed", r.seed, "of weights, batches and jitter")
+      ->check(CLI::NonNegativeNumber)
+      ->group("Runs");
   app.add_option("--seeds", r.seeds, "repeat with this many successive seeds")->group("Runs");
   app.add_option(
          "--target", o.target,
@@ -177,10 +156,7 @@ void add_training_options(CLI::App& app, options& o, request& r) {
   app.add_option("--clip", t.clip, "limit of the norm of a stage's gradient, 0 for none")
       ->group("Training");
 
-  app.add_option("--layers", t.shape.layers, "transformer blocks")->group("Model");
-  app.add_option("--width", t.shape.width, "size of the residual stream")->group("Model");
-  app.add_option("--heads", t.shape.heads, "attention heads")->group("Model");
-  app.add_option("--context", t.shape.context, "bytes per sequence")->group("Model");
+  train_gpt::add_shape_options(app, t.shape);
 
   app.add_option("--corpus", t.corpus, "file or folder to learn from")->group("Files");
   app.add_option("--out", t.out, "output folder")->group("Files");
@@ -212,7 +188,7 @@ options parse_options(int argc, char const* const* argv, std::optional<int> proc
   t.corpus = SCAPE_TRAIN_GPT_CORPUS;
   t.out = "paci_out";
   o.optimizer = {.density = 0.1, .lr = 2e-3};
-  for (int i = 0; i < argc; ++i) (t.command += i == 0 ? "" : " ") += argv[i];
+  t.command = train_gpt::command_of(argc, argv);
 
   CLI::App app(
       "Trains a small byte-level GPT cut into pipeline stages: threads, or processes over MPI.\n"
@@ -223,15 +199,7 @@ options parse_options(int argc, char const* const* argv, std::optional<int> proc
   app.get_formatter()->column_width(34);
   add_run_options(app, o, r);
   add_training_options(app, o, r);
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::CallForHelp const&) {
-    throw train_gpt::help_request(app.help());
-  } catch (CLI::ParseError const& e) {
-    std::string line = e.what();
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    throw usage_error(line + " (see --help)");
-  }
+  train_gpt::parse(app, argc, argv);
   bool const sleeps = o.workload == workload_kind::sleep;
   o.micro_batches = r.micro_batches.value_or(sleeps ? 160 : 3200);
   o.forward_ms = r.forward_ms.value_or(sleeps ? 10 : 0);

@@ -14,7 +14,6 @@
 #include "train_gpt/chart.hpp"
 #include "train_gpt/gpt.hpp"
 #include "train_gpt/report.hpp"
-#include "train_gpt/report_style.hpp"
 
 namespace paci {
 namespace {
@@ -118,20 +117,15 @@ std::string introduction(options const& o) {
 std::string report_html(options const& o, std::span<run_result const> results) {
   auto const rows = summarise(o, results);
   auto const runs = shown_runs(results);
-  std::string out = fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-      "<meta name=\"viewport\" content=\"width=device-width\"><title>scape: paci</title>"
-      "<style>{}{}</style></head><body>\n<h1>paci</h1>\n",
-      train_gpt::report_css, timeline_css);
-  out += introduction(o);
-  out += html(summary_table(o, rows));
+  auto out = introduction(o) + html(summary_table(o, rows));
   out += timelines_html(o, runs);
   if (o.workload == workload_kind::gpt) out += charts_html(o, runs);
-  return out + fmt::format(
-                   "<h2>How it was made</h2>\n<pre>{}</pre>\n<p>{}</p>\n<script>{}</script>\n"
-                   "</body></html>\n",
-                   train_gpt::escape_html(o.training.command),
-                   train_gpt::escape_html(train_gpt::machine()), train_gpt::report_script);
+  return html(train_gpt::page{.program = "paci",
+                              .heading = "paci",
+                              .body = std::move(out),
+                              .command = o.training.command,
+                              .machine = train_gpt::machine(),
+                              .css = std::string(timeline_css)});
 }
 
 }  // namespace paci

@@ -8,6 +8,8 @@
 #include <iterator>
 #include <limits>
 
+#include "report_style.hpp"
+
 namespace train_gpt {
 namespace {
 
@@ -206,6 +208,17 @@ std::string figure_html(chart const& c) {
   }
   fmt::format_to(to, "</ul>\n<p class=\"note\">{}</p></figure>\n", escape_html(c.note));
   return out;
+}
+
+std::string html(page const& p) {
+  auto const machine = p.machine.empty() ? "" : fmt::format("<p>{}</p>\n", escape_html(p.machine));
+  return fmt::format(
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+      "<meta name=\"viewport\" content=\"width=device-width\"><title>scape: {}</title>"
+      "<style>{}{}</style></head><body>\n<h1>{}</h1>\n{}"
+      "<h2>How it was made</h2>\n<pre>{}</pre>\n{}<script>{}</script>\n</body></html>\n",
+      escape_html(p.program), report_css, p.css, escape_html(p.heading), p.body,
+      escape_html(p.command), machine, report_script);
 }
 
 std::string escape_html(std::string const& text) {

@@ -2,7 +2,7 @@
 #pragma once
 
 //! @file
-//! Line charts as inline SVG.
+//! Line charts as inline SVG, and the page around them.
 
 #include <optional>
 #include <string>
@@ -38,6 +38,16 @@ struct chart {
 
 //! A <figure> with the SVG, its legend, and the data in data-* attributes for the hover script.
 [[nodiscard]] std::string figure_html(chart const& c);
+
+//! A page that needs no other file.
+struct page {
+  std::string program, heading;
+  std::string body;          //!< HTML
+  std::string command;       //!< as typed
+  std::string machine = {};  //!< where it ran
+  std::string css = {};      //!< beside that of the charts
+};
+[[nodiscard]] std::string html(page const& p);
 
 //! `text` with the characters that mean something in HTML escaped.
 [[nodiscard]] std::string escape_html(std::string const& text);

@@ -10,8 +10,8 @@
 #include <map>
 #include <numbers>
 
+#include "command_line.hpp"
 #include "cuda_optimizer.hpp"
-#include "usage_error.hpp"
 
 namespace train_gpt {
 namespace {
@@ -84,18 +84,6 @@ std::vector<run_spec> make_runs(request const& r, options const& o) {
   return seeded;
 }
 
-template <class T>
-void require_at_least(char const* flag, T value, T least) {
-  if (!(value >= least))
-    throw usage_error(fmt::format("{} is {}, at least {} is needed", flag, value, least));
-}
-
-void require_in(char const* flag, double value, double from, double to) {
-  if (!(value >= from && value <= to)) {
-    throw usage_error(fmt::format("{} is {}, expected a value in [{}, {}]", flag, value, from, to));
-  }
-}
-
 // One rank per device.
 void check_devices(options const& o) {
   if (o.device == device_kind::host) return;
@@ -123,10 +111,7 @@ void check_processes(options const& o, std::optional<int> processes) {
 }
 
 void check(options const& o, request const& r, std::optional<int> processes) {
-  require_at_least("--layers", o.shape.layers, std::int64_t{1});
-  require_at_least("--width", o.shape.width, std::int64_t{1});
-  require_at_least("--heads", o.shape.heads, std::int64_t{1});
-  require_at_least("--context", o.shape.context, std::int64_t{1});
+  check(o.shape);
   require_in("--ranks", o.ranks, 1, 1024);
   check_processes(o, processes);
   check_devices(o);
@@ -148,13 +133,7 @@ void check(options const& o, request const& r, std::optional<int> processes) {
       throw usage_error(fmt::format("{} is {}, expected a value in [0, 1)", flag, beta));
     }
   }
-  if (r.lr && !(*r.lr > 0 && std::isfinite(*r.lr))) {
-    throw usage_error(fmt::format("--lr is {}, expected a positive number", *r.lr));
-  }
-  if (o.shape.width % o.shape.heads != 0) {
-    throw usage_error(
-        fmt::format("--heads {} does not divide --width {}", o.shape.heads, o.shape.width));
-  }
+  if (r.lr) require_positive("--lr", *r.lr);
 }
 
 // What the launchers of Open MPI and of MPICH and its kin tell every process.
@@ -206,7 +185,7 @@ options parse_options(int argc, char const* const* argv, std::optional<int> proc
   o.comm = processes ? comm_kind::mpi : comm_kind::threads;
   o.ranks = processes.value_or(o.ranks);
   o.corpus = SCAPE_TRAIN_GPT_CORPUS;
-  for (int i = 0; i < argc; ++i) (o.command += i == 0 ? "" : " ") += argv[i];
+  o.command = command_of(argc, argv);
 
   CLI::App app(
       "Trains a small byte-level GPT with data-parallel ranks: threads, or processes over MPI.\n"
@@ -247,7 +226,9 @@ options parse_options(int argc, char const* const* argv, std::optional<int> proc
                  "steps until the density is reached [a quarter of the run at densities up to "
                  "0.02, else 0]")
       ->group("Runs");
-  app.add_option("--seed", r.seed, "of weights and batches")->group("Runs");
+  app.add_option("--seed", r.seed, "of weights and batches")
+      ->check(CLI::NonNegativeNumber)
+      ->group("Runs");
   app.add_option("--seeds", r.seeds, "repeat with this many successive seeds")->group("Runs");
 
   app.add_option("--ranks", o.ranks, "data-parallel ranks")->group("Training");
@@ -278,10 +259,7 @@ options parse_options(int argc, char const* const* argv, std::optional<int> proc
       ->default_str("host")
       ->group("Training");
 
-  app.add_option("--layers", o.shape.layers, "transformer blocks")->group("Model");
-  app.add_option("--width", o.shape.width, "size of the residual stream")->group("Model");
-  app.add_option("--heads", o.shape.heads, "attention heads")->group("Model");
-  app.add_option("--context", o.shape.context, "bytes per sequence")->group("Model");
+  add_shape_options(app, o.shape);
 
   app.add_option("--corpus", o.corpus, "file or folder to learn from")->group("Files");
   app.add_option("--out", o.out, "output folder")->group("Files");
@@ -292,15 +270,7 @@ options parse_options(int argc, char const* const* argv, std::optional<int> proc
       ->group("Files");
   app.add_flag("--quiet", o.quiet, "no progress on stderr")->group("Files");
 
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::CallForHelp const&) {
-    throw help_request(app.help());
-  } catch (CLI::ParseError const& e) {
-    std::string line = e.what();
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    throw usage_error(line + " (see --help)");
-  }
+  parse(app, argc, argv);
   check(o, r, processes);
   o.runs = make_runs(r, o);
   return o;

@@ -63,12 +63,6 @@ struct options {
   [[nodiscard]] double learning_rate(run_spec const& run, std::int64_t step) const;
 };
 
-//! What --help asks for.
-class help_request : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
 //! What --comm says; without it, mpi where a launcher of MPI has started several processes.
 [[nodiscard]] comm_kind requested_comm(int argc, char const* const* argv);
 

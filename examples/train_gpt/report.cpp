@@ -14,7 +14,6 @@
 
 #include "chart.hpp"
 #include "gpt.hpp"
-#include "report_style.hpp"
 #include "summary.hpp"
 
 namespace train_gpt {
@@ -179,12 +178,7 @@ std::string machine() {
 std::string report_html(options const& o, std::span<run_result const> results) {
   auto const rows = summarise(results);
   auto const runs = shown_runs(results);
-  std::string out = fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-      "<meta name=\"viewport\" content=\"width=device-width\"><title>scape: train_gpt</title>"
-      "<style>{}</style></head><body>\n<h1>train_gpt</h1>\n",
-      report_css);
-  out += fmt::format(
+  auto out = fmt::format(
       "<p>A GPT of {} layers, width {}, {} heads and context {} ({} parameters) on bytes of "
       "<code>{}</code>; {} ranks with {} sequences each, {} steps. 1-D tensors are sent "
       "in every step; the stated sparsity is that of the others.</p>\n",
@@ -193,11 +187,11 @@ std::string report_html(options const& o, std::span<run_result const> results) {
   out += table_html(rows);
   if (!runs.empty()) out += charts_html(runs);
   out += phases_html(rows, o.comm);
-  out += fmt::format(
-      "<h2>How it was made</h2>\n<pre>{}</pre>\n<p>{}</p>\n<script>{}</script>\n"
-      "</body></html>\n",
-      escape_html(o.command), escape_html(machine()), report_script);
-  return out;
+  return html({.program = "train_gpt",
+               .heading = "train_gpt",
+               .body = std::move(out),
+               .command = o.command,
+               .machine = machine()});
 }
 
 }  // namespace train_gpt

@@ -43,7 +43,7 @@ std::vector<T> take(std::string_view& bytes) {
 std::string pack(stage_result const& r) {
   std::string bytes;
   put<event>(bytes, r.log);
-  for (auto const number : {r.parameters, r.slot_bytes, r.peak_in_flight, r.max_drift, r.skipped}) {
+  for (auto const number : {r.slot_bytes, r.peak_in_flight, r.max_drift, r.skipped}) {
     put<std::int64_t>(bytes, std::span(&number, 1));
   }
   for (auto const& s : r.snapshots) {
@@ -56,8 +56,7 @@ std::string pack(stage_result const& r) {
 stage_result unpack(std::string_view bytes) {
   stage_result r;
   r.log = take<event>(bytes);
-  for (auto* const number :
-       {&r.parameters, &r.slot_bytes, &r.peak_in_flight, &r.max_drift, &r.skipped}) {
+  for (auto* const number : {&r.slot_bytes, &r.peak_in_flight, &r.max_drift, &r.skipped}) {
     *number = take<std::int64_t>(bytes).front();
   }
   while (!bytes.empty()) {

@@ -26,8 +26,7 @@ struct snapshot {
 struct stage_result {
   std::vector<event> log;
   std::vector<snapshot> snapshots;  //!< of replica 0, evenly spread; the last one is at the end
-  std::int64_t parameters = 0;
-  std::int64_t slot_bytes = 0;  //!< of the activations of one micro-batch
+  std::int64_t slot_bytes = 0;      //!< of the activations of one micro-batch
   std::int64_t peak_in_flight = 0;
   std::int64_t max_drift = 0;
   std::int64_t skipped = 0;  //!< steps

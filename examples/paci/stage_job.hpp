@@ -83,7 +83,6 @@ stage_result run_stage(stage_job const& job, place const& at, Comm& pipeline, Co
                              .flush = job.spec.flush},
                             model, parts.weights, step, options);
   result.log = runner.run();
-  result.parameters = parts.layout.size();
   result.slot_bytes = model.slot_bytes();
   result.peak_in_flight = runner.schedule().peak_in_flight();
   result.max_drift = runner.schedule().max_drift();

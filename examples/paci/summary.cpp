@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <scape/pipeline/stage_schedule.hpp>
 #include <utility>
@@ -123,7 +124,8 @@ std::optional<double> target_of(options const& o, std::uint64_t seed,
   for (auto const& r : results) {
     bool const counts = r.spec.flush || r.spec.window > 1;
     if (r.spec.seed != seed || !counts || r.validation.empty()) continue;
-    highest = std::max(highest.value_or(0), r.validation.back().loss);
+    auto const loss = r.validation.back().loss;
+    if (std::isfinite(loss)) highest = std::max(highest.value_or(loss), loss);
   }
   return highest;
 }
@@ -150,7 +152,8 @@ std::optional<double> best_flush(std::span<summary_row const> rows,
                                  std::optional<double> summary_row::*what) {
   std::optional<double> best;
   for (auto const& row : rows) {
-    if (row.spec.flush && row.*what) best = std::min(best.value_or(*(row.*what)), *(row.*what));
+    if (!row.spec.flush || !std::isfinite((row.*what).value_or(NAN))) continue;
+    best = std::min(best.value_or(*(row.*what)), *(row.*what));
   }
   return best;
 }

@@ -14,9 +14,9 @@ refuse '--stages 9' $quick --stages 1,9 --out out
 refuse '--stages 0' $quick --stages 0 --out out
 refuse '--methods' $quick --methods sgd --out out
 refuse '--parts' $quick --parts all --out out
-refuse '--lr' $quick --lr -1 --out out
-refuse '--lr' $quick --lr 1e308 --out out
-refuse '--sync-lr' $quick --sync-lr nan --out out
+refuse '--lr is -1' $quick --lr -1 --out out
+refuse '--lr is 1e+308' $quick --lr 1e308 --out out
+refuse '--sync-lr is nan' $quick --sync-lr nan --out out
 refuse '--seed' $quick --seed -1 --out out
 refuse '--heads 3 does not divide' $quick --heads 3 --out out
 refuse '--ranks 3 does not divide' $quick --ranks 3 --out out

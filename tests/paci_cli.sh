@@ -16,8 +16,8 @@ refuse '--heads 3 does not divide' $small --stages 4 --heads 3 --out out
 refuse 'not a multiple of the window 8' $small --stages 4 --micro-batches 100 --out out
 refuse '--window is 0' $small --stages 4 --window 0 --out out
 refuse '--stages times --replicas is 2048' $small --stages 8 --layers 6 --replicas 256 --out out
-refuse '--target' $small --stages 4 --target nan --out out
-refuse '--lr' $small --stages 4 --lr 1e308 --out out
+refuse '--target is nan' $small --stages 4 --target nan --out out
+refuse '--lr is 1e+308' $small --stages 4 --lr 1e308 --out out
 refuse '--seed' $small --stages 4 --seed -1 --out out
 refuse '--jitter' $small --stages 4 --jitter nan --out out
 refuse '--schedule' $small --stages 4 --schedule gpipe --out out

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
@@ -367,6 +368,31 @@ TEST_CASE("asynchronous stages learn, with replicas and sparse steps") {
   }
   CHECK(r.validation.back().micro_batches == 240);
   CHECK(r.validation.back().loss < r.validation.front().loss - 0.5);
+}
+
+TEST_CASE("a run whose loss is no number neither sets the target nor wins") {
+  auto const o = small_gpt(
+      {"--stages", "2", "--micro-batches", "16", "--window", "4,8", "--flush-window", "4,8"});
+  auto const grid = make_thread_grid();
+  std::vector<run_result> results;
+  for (auto const& spec : o.runs) results.push_back(run(o, text(), spec, *grid));
+  REQUIRE(results.size() == 5);  // two flushes, a = 1, 4 and 8
+  auto const losses = [&](std::array<double, 5> const& last) {
+    for (std::size_t i = 0; i < 5; ++i) results[i].validation.back().loss = last[i];
+  };
+  double const nan = std::numeric_limits<double>::quiet_NaN();
+  losses({nan, 2, 9, 4, nan});
+  CHECK(target_of(o, 1, results) == 4.0);
+  auto const rows = summarise(o, results);
+  CHECK_FALSE(rows[0].loss.has_value());
+  CHECK_FALSE(rows[4].loss_spread.has_value());
+  CHECK(best_flush(rows, &summary_row::loss) == 2.0);
+  auto const table = bench::text(summary_table(o, rows));
+  CHECK(table.find("diverged") != std::string::npos);
+  CHECK(table.find("nan") == std::string::npos);
+  losses({nan, nan, nan, nan, nan});
+  CHECK_FALSE(target_of(o, 1, results).has_value());
+  CHECK_FALSE(best_flush(summarise(o, results), &summary_row::loss).has_value());
 }
 
 namespace {

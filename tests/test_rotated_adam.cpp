@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <limits>
@@ -17,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include <scape/detail/fnv1a.hpp>
 #include <scape/optim/rotated_adam.hpp>
 
 #include "support/raises.hpp"
@@ -221,11 +223,9 @@ TEST_CASE("the bases stay orthogonal over 1000 refreshes") {
   }
 }
 
-// The gradients of a quadratic with a diagonal Hessian, one coordinate at a time: G G^T and G^T G
-// are diagonal, so the eigenbases are permutations.
 // Gradients in the span of four columns: the other eight of the basis have nothing to turn for.
 // They may change places, as their eigenvalues are all 0.
-TEST_CASE("the null space of the source keeps its basis") {
+TEST_CASE("the null space of the first moment keeps its basis") {
   rotated_adam_options o;
   o.source = first_moment;
   o.refresh_interval = 1;
@@ -241,6 +241,25 @@ TEST_CASE("the null space of the source keeps its basis") {
   }
   matrix const overlap = first.rightCols(8).transpose() * square(adam.left()).rightCols(8);
   CHECK(overlap.cwiseAbs().colwise().maxCoeff().minCoeff() > 0.99);
+}
+
+TEST_CASE("without a source the basis stays") {
+  for (auto const source : {first_moment, second_moment}) {
+    rotated_adam_options o;
+    o.source = source;
+    o.refresh_interval = 1;
+    o.beta1 = o.beta2 = 0;
+    rotated_adam adam(3, 4, o);
+    random_matrices random(13);
+    float_matrix w = random.normal(3, 4).cast<float>(), g = w;
+    adam.step(span_of(w), span_of(g), 0.1F);
+    auto const left = square(adam.left()), right = square(adam.right());
+    g.setZero();
+    adam.step(span_of(w), span_of(g), 0.1F);
+    CHECK(adam.refreshes() == 1);
+    CHECK(square(adam.left()) == left);
+    CHECK(square(adam.right()) == right);
+  }
 }
 
 TEST_CASE("a saved state goes on as if it had not been interrupted") {
@@ -318,6 +337,21 @@ TEST_CASE("a damaged or foreign state is refused, and nothing has changed") {
   CHECK(refused(state_of(3, 4, [](auto& o) { o.source = first_moment; }), "the source"));
   CHECK(refused(state_of(3, 4, [](auto& o) { o.geometry = unilateral; }), "the right side"));
   CHECK(refused(state_of(3, 4, [](auto& o) { o.dimension_limit = 2; }), "the left side"));
+  // A word of the counters, with the hash made right again: 7 words after the 8 letters.
+  auto const forged = [&](std::size_t word, std::uint64_t value) {
+    auto content = good;
+    std::memcpy(content.data() + 8 * word, &value, sizeof(value));
+    detail::fnv1a hash;
+    hash.add(std::as_bytes(std::span(content).first(content.size() - 8)));
+    auto const sum = hash.value();
+    std::memcpy(content.data() + content.size() - 8, &sum, sizeof(sum));
+    return content;
+  };
+  std::uint64_t const huge = std::uint64_t{1} << 63;
+  CHECK(refused(forged(7, huge), "the numbers of steps"));
+  CHECK(refused(forged(8, huge), "the numbers of steps"));
+  CHECK(refused(forged(9, 0), "the numbers of steps"));
+  CHECK(refused(forged(9, 7), "the numbers of steps"));
   for (int i = 0; i < 12; ++i) step_both();
   CHECK(w == v);
 
@@ -326,6 +360,8 @@ TEST_CASE("a damaged or foreign state is refused, and nothing has changed") {
   CHECK(raises<checkpoint_error>([&] { adam.save(full); }, {"rotated_adam::save", "disk"}));
 }
 
+// The gradients of a quadratic with a diagonal Hessian, one coordinate at a time: G G^T and G^T G
+// are diagonal, so the eigenbases are permutations.
 TEST_CASE("on a diagonal quadratic the trajectory is Adam's") {
   for (auto const geometry : {unilateral, bilateral}) {
     rotated_adam_options o;

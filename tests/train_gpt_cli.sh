@@ -22,7 +22,10 @@ refuse '--device' $small --device tpu --out out
 refuse '^train_gpt: --device cuda: ' $small --device cuda --ranks 1024 --out out
 refuse '^train_gpt: --comm mpi: ' $small --comm mpi --out out
 refuse '--density' $small --density 0.5 --out out
-refuse '--lr' $small --lr -1 --out out
+refuse '--lr is -1' $small --lr -1 --out out
+refuse '--lr is 1e+308' $small --lr 1e308 --out out
+refuse '--seed' $small --seed -1 --out out
+refuse '--width is 100001, more' $small --width 100001 --heads 1 --out out
 refuse '--beta1' $small --beta1 1 --out out
 refuse 'does not exist' $small --corpus absent --out out
 refuse 'too small' $small --context 4000 --out out

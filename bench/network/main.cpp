@@ -15,6 +15,7 @@
 
 #include <scape/comm/mpi.hpp>
 
+#include "command_line.hpp"
 #include "files.hpp"
 #include "measure.hpp"
 #include "report.hpp"
@@ -37,8 +38,7 @@ CLI::Validator range(double low, double high) {
 int main(int argc, char** argv) {
   network::settings s;
   std::filesystem::path out = "network_out";
-  std::string command;
-  for (int i = 0; i < argc; ++i) (command += i == 0 ? "" : " ") += argv[i];
+  auto const command = train_gpt::command_of(argc, argv);
   CLI::App app("Times steps of the dense and the sparse optimizer over MPI; start it with mpirun.");
   app.option_defaults()->always_capture_default();
   app.add_option("--link", s.link, "name of the network in the tables")

@@ -15,7 +15,7 @@ struct table {
   std::vector<std::vector<std::string>> rows;
 };
 
-//! Numbers to the right, words to the left; at least one row.
+//! Columns with numbers to the right, the others and the first to the left.
 [[nodiscard]] std::string text(table const& t);
 [[nodiscard]] std::string html(table const& t);
 //! Without the caption. Cells hold neither commas nor quotes.

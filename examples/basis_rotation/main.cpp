@@ -11,7 +11,6 @@
 #include "corpus.hpp"
 #include "experiments.hpp"
 #include "files.hpp"
-#include "options.hpp"
 #include "page.hpp"
 #include "settings.hpp"
 #include "tables.hpp"

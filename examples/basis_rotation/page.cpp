@@ -10,6 +10,7 @@
 
 #include "chart.hpp"
 #include "gpt.hpp"
+#include "report.hpp"
 #include "tables.hpp"
 
 namespace basis_rotation {
@@ -158,6 +159,7 @@ std::string page_html(settings const& s, results const& r) {
                               .heading = "basis_rotation",
                               .body = std::move(out),
                               .command = s.command,
+                              .machine = train_gpt::machine(),
                               .css = std::string(more_colours)});
 }
 

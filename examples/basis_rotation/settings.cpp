@@ -26,11 +26,11 @@ void check(settings const& s) {
                                     {"--validate-every", s.validate_every},
                                     {"--sync-steps", s.sync_steps},
                                     {"--ranks", std::int64_t{s.ranks}},
-                                    {"--jobs", std::int64_t{s.jobs}},
-                                    {"--seeds", static_cast<std::int64_t>(s.seeds)}}) {
+                                    {"--jobs", std::int64_t{s.jobs}}}) {
     train_gpt::require_at_least(flag, value, std::int64_t{1});
     require(value <= 100'000, fmt::format("{} is {}, more than 100000", flag, value));
   }
+  train_gpt::require_in("--seeds", static_cast<double>(s.seeds), 1, 1000);
   require(s.batch % s.ranks == 0,
           fmt::format("--ranks {} does not divide --batch {}", s.ranks, s.batch));
   for (auto const stages : s.stages) {
@@ -75,12 +75,12 @@ settings parse_settings(int argc, char const* const* argv) {
       "Adam in the Hessian's eigenbasis, on a small GPT with the stale gradients of an "
       "asynchronous "
       "pipeline. Leaves report.html and CSV files in the output folder.");
-  app.option_defaults()->always_capture_default();
+  app.option_defaults()->always_capture_default()->take_last();
   app.get_formatter()->column_width(34);
   std::vector<std::string> names;
   for (auto const& m : methods) names.emplace_back(m.name);
   auto const list = [&](char const* flag, auto& values, char const* what) {
-    return app.add_option(flag, values, what)->delimiter(',');
+    return app.add_option(flag, values, what)->delimiter(',')->take_all();
   };
   bool quick = false;
   app.add_flag("--quick", quick, "a tiny model and few steps: seconds, and figures of no meaning");
@@ -93,14 +93,15 @@ settings parse_settings(int argc, char const* const* argv) {
   app.add_option("--target", s.target, "validation loss to reach, nats per byte");
   app.add_option("--max-steps", s.max_steps, "of a run that does not reach it");
   list("--lr", s.learning_rates, "learning rates to try, the fastest one counts");
+  list("--sync-lr", s.sync_learning_rates,
+       "learning rates to try in the part sync, the lowest loss counts; the first one for the "
+       "energy");
   app.add_option("--interval", s.interval, "steps between refreshes of a basis");
   app.add_option("--budget-interval", s.budget_interval, "the same in the part budget");
   app.add_option("--warmup", s.warmup, "steps with rising learning rate");
-  list("--sync-lr", s.sync_learning_rates,
-       "the same in the part sync; the first one for the energy");
   app.add_option("--sync-steps", s.sync_steps, "steps of the part sync");
   app.add_option("--ranks", s.ranks, "data-parallel ranks of the part sync");
-  app.add_option("--seed", s.seed, "of weights and batches")->check(CLI::NonNegativeNumber);
+  train_gpt::add_seed_option(app, s.seed, "of weights and batches");
   app.add_option("--seeds", s.seeds, "repeat the runs to the target with successive seeds");
   app.add_option("--jobs", s.jobs, "runs at a time");
   train_gpt::add_shape_options(app, s.shape);

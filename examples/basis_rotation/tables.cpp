@@ -2,6 +2,7 @@
 #include "tables.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -103,9 +104,11 @@ noted_table rate_table(settings const& s, std::vector<tuned_row> const& rows) {
                       }
                       return fmt::format("{}", fmt::join(rates, " "));
                     }),
-          fmt::format("Of those from {:g} to {:g}, seed by seed. Where it is one of these two, the "
-                      "best may lie beyond.",
-                      least, most)};
+          fmt::format(
+              "Of those from {:g} to {:g}, seed by seed; that of the lowest loss where the target "
+              "was not reached. Where it is one of these two, the "
+              "best may lie beyond.",
+              least, most)};
 }
 
 noted_table stashing_table(settings const& s, results const& r) {

@@ -13,12 +13,13 @@
 
 namespace basis_rotation {
 
+//! A table and how to read it.
 struct noted_table {
   bench::table table;
   std::string note;
 };
 
-//! One table per part that was run.
+//! Of all parts that were run.
 [[nodiscard]] std::vector<noted_table> make_tables(settings const& s, results const& r);
 
 //! One line per training to the target, and one per validation.

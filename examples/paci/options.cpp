@@ -47,7 +47,7 @@ void check(options const& o, std::optional<int> processes) {
   train_gpt::check(t.shape);
   require_in("--stages", o.stages, 1, 256);
   require_in("--replicas", o.replicas, 1, 256);
-  require_in("--stages times --replicas", o.stages * o.replicas, 1, 1024);
+  if (!processes) require_in("--stages times --replicas", o.stages * o.replicas, 1, 1024);
   if (o.workload == workload_kind::gpt) {
     require(o.stages <= t.shape.layers + 2,
             fmt::format("--stages is {}; {} blocks, embedding and head are {} layers", o.stages,
@@ -78,9 +78,8 @@ void check(options const& o, std::optional<int> processes) {
   require_at_least("--clip", t.clip, 0.0);
   require_in("--density", o.optimizer.density, 1e-6, 1);
   require_in("--warmup", t.warmup, 0, 1);
-  for (auto const& [flag, beta] : {std::pair("--beta1", t.beta1), std::pair("--beta2", t.beta2)}) {
-    require(beta >= 0 && beta < 1, fmt::format("{} is {}, expected a value in [0, 1)", flag, beta));
-  }
+  train_gpt::require_beta("--beta1", t.beta1);
+  train_gpt::require_beta("--beta2", t.beta2);
   train_gpt::require_positive("--lr", o.optimizer.lr);
   if (o.target) train_gpt::require_positive("--target", *o.target);
 }
@@ -107,9 +106,7 @@ void add_run_options(CLI::App& app, options& o, request& r) {
       ->delimiter(',')
       ->take_all()
       ->group("Runs");
-  app.add_option("--seed", r.seed, "of weights, batches and jitter")
-      ->check(CLI::NonNegativeNumber)
-      ->group("Runs");
+  train_gpt::add_seed_option(app, r.seed, "of weights, batches and jitter")->group("Runs");
   app.add_option("--seeds", r.seeds, "repeat with this many successive seeds")->group("Runs");
   app.add_option(
          "--target", o.target,

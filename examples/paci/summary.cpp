@@ -38,6 +38,7 @@ summary_row row_of(options const& o, run_result const& r, std::span<run_result c
     row.skipped = std::max(row.skipped, p.skipped);
   }
   if (r.validation.empty()) return row;
+  if (!std::isfinite(r.validation.back().loss)) return row;
   row.loss = r.validation.back().loss;
   row.loss_spread = 0;
   if (auto const target = target_of(o, r.spec.seed, results)) {
@@ -152,8 +153,7 @@ std::optional<double> best_flush(std::span<summary_row const> rows,
                                  std::optional<double> summary_row::*what) {
   std::optional<double> best;
   for (auto const& row : rows) {
-    if (!row.spec.flush || !std::isfinite((row.*what).value_or(NAN))) continue;
-    best = std::min(best.value_or(*(row.*what)), *(row.*what));
+    if (row.spec.flush && row.*what) best = std::min(best.value_or(*(row.*what)), *(row.*what));
   }
   return best;
 }
@@ -182,7 +182,7 @@ bench::table summary_table(options const& o, std::span<summary_row const> rows) 
         fmt::format("{:.0f}", static_cast<double>(r.activation_bytes) / 1024),
         std::to_string(r.skipped)};
     if (trains) {
-      cells.push_back(number(r.loss, "{:.4f}"));
+      cells.push_back(r.loss ? number(r.loss, "{:.4f}") : "diverged");
       cells.push_back(number(r.loss_spread, "{:.4f}"));
       cells.push_back(number(difference(r.loss, loss), "{:+.4f}"));
       cells.push_back(number(r.to_target, "{:.2f}"));

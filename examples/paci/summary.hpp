@@ -29,7 +29,7 @@ struct summary_row {
   std::int64_t drift_bound = 0;            //!< the same
   std::int64_t activation_bytes = 0;       //!< largest of a stage
   std::int64_t skipped = 0;                //!< steps, of the stage with most
-  std::optional<double> loss = {};         //!< on the held-out text, at the end
+  std::optional<double> loss = {};         //!< on the held-out text, at the end, if finite
   std::optional<double> loss_spread = {};  //!< largest minus smallest over the seeds
   std::optional<double> to_target = {};    //!< seconds until the target loss
 };
@@ -43,7 +43,7 @@ struct summary_row {
                                                std::vector<validation_point> const& points);
 
 //! The target loss of a seed: options::target, or the highest final loss of its runs with a flush
-//! and of PACI; none without losses.
+//! and of PACI; none without finite losses.
 [[nodiscard]] std::optional<double> target_of(options const& o, std::uint64_t seed,
                                               std::span<run_result const> results);
 

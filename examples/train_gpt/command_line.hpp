@@ -5,6 +5,7 @@
 //! What the command lines of the examples have in common.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -32,10 +33,20 @@ inline void require_in(char const* flag, double value, double from, double to) {
           fmt::format("{} is {}, expected a value in [{}, {}]", flag, value, from, to));
 }
 
-//! More than 0, and a float.
 inline void require_positive(char const* flag, double value) {
-  require(value > 0 && value <= double{std::numeric_limits<float>::max()},
-          fmt::format("{} is {}, expected a positive number", flag, value));
+  using limits = std::numeric_limits<float>;
+  require(value >= double{limits::min()} && value <= double{limits::max()},
+          fmt::format("{} is {}, expected a positive number that float can hold", flag, value));
+}
+
+//! Of a decay.
+inline void require_beta(char const* flag, double value) {
+  require(value >= 0 && value < 1,
+          fmt::format("{} is {}, expected a value in [0, 1)", flag, value));
+}
+
+inline CLI::Option* add_seed_option(CLI::App& app, std::uint64_t& seed, char const* what) {
+  return app.add_option("--seed", seed, what)->check(CLI::NonNegativeNumber);
 }
 
 inline void add_shape_options(CLI::App& app, gpt_shape& shape) {

@@ -297,7 +297,8 @@ T gpt_part<T>::cross_entropy(matrix& logits, std::span<std::uint8_t const> targe
     row /= sum;
     total += static_cast<double>(std::log(sum) - target);
   }
-  return static_cast<T>(std::abs(total) / static_cast<double>(tokens_));  // of a NaN: no sign
+  // The sign of a NaN says nothing, and would be printed.
+  return static_cast<T>(std::abs(total) / static_cast<double>(tokens_));
 }
 
 template <class T>

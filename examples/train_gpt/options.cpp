@@ -88,26 +88,22 @@ std::vector<run_spec> make_runs(request const& r, options const& o) {
 void check_devices(options const& o) {
   if (o.device == device_kind::host) return;
   auto const devices = cuda_devices();
-  if (!devices) {
-    throw usage_error(
-        "--device cuda: this program was built without CUDA; install the CUDA Toolkit and NCCL and "
-        "build it with -DSCAPE_CUDA=ON");
-  }
-  if (o.ranks > *devices) {
-    throw usage_error(fmt::format("--device cuda: --ranks is {}, the number of CUDA devices {}",
-                                  o.ranks, *devices));
-  }
+  require(
+      devices.has_value(),
+      "--device cuda: this program was built without CUDA; install the CUDA Toolkit and NCCL and "
+      "build it with -DSCAPE_CUDA=ON");
+  require(o.ranks <= *devices, fmt::format("--device cuda: --ranks is {}, the number of CUDA "
+                                           "devices {}",
+                                           o.ranks, *devices));
 }
 
 // One rank per process.
 void check_processes(options const& o, std::optional<int> processes) {
   if (!processes) return;
-  if (o.ranks != *processes) {
-    throw usage_error(fmt::format(
-        "--comm mpi: --ranks is {}, the number of processes {}; leave --ranks out or start as many",
-        o.ranks, *processes));
-  }
-  if (o.device == device_kind::cuda) throw usage_error("--device cuda needs --comm threads");
+  require(o.ranks == *processes, fmt::format("--comm mpi: --ranks is {}, the number of processes "
+                                             "{}; leave --ranks out or start as many",
+                                             o.ranks, *processes));
+  require(o.device != device_kind::cuda, "--device cuda needs --comm threads");
 }
 
 void check(options const& o, request const& r, std::optional<int> processes) {
@@ -125,14 +121,10 @@ void check(options const& o, request const& r, std::optional<int> processes) {
   require_at_least("--clip", o.clip, 0.0);
   require_in("--density", r.density, 0, 1);
   require_in("--warmup", o.warmup, 0, 1);
-  if (r.density == 0 && r.ramp.value_or(0) > 0) {
-    throw usage_error("--ramp is geometric and cannot end at --density 0");
-  }
-  for (auto const& [flag, beta] : {std::pair("--beta1", o.beta1), std::pair("--beta2", o.beta2)}) {
-    if (!(beta >= 0 && beta < 1)) {
-      throw usage_error(fmt::format("{} is {}, expected a value in [0, 1)", flag, beta));
-    }
-  }
+  require(r.density > 0 || r.ramp.value_or(0) == 0,
+          "--ramp is geometric and cannot end at --density 0");
+  require_beta("--beta1", o.beta1);
+  require_beta("--beta2", o.beta2);
   if (r.lr) require_positive("--lr", *r.lr);
 }
 
@@ -226,9 +218,7 @@ options parse_options(int argc, char const* const* argv, std::optional<int> proc
                  "steps until the density is reached [a quarter of the run at densities up to "
                  "0.02, else 0]")
       ->group("Runs");
-  app.add_option("--seed", r.seed, "of weights and batches")
-      ->check(CLI::NonNegativeNumber)
-      ->group("Runs");
+  add_seed_option(app, r.seed, "of weights and batches")->group("Runs");
   app.add_option("--seeds", r.seeds, "repeat with this many successive seeds")->group("Runs");
 
   app.add_option("--ranks", o.ranks, "data-parallel ranks")->group("Training");

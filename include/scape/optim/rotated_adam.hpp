@@ -84,7 +84,9 @@ inline rotation_matrix eigenbasis(Eigen::MatrixXd const& s) {
 //! Each new column lies within a right angle of s times the old one.
 //!
 //! 1e-12 of the trace is added to all eigenvalues. That moves no eigenvector, but without it the
-//! images of the null space's columns would be rounding errors, and every call would draw new ones.
+//! images of the null space's columns would be rounding errors of this product, and every call
+//! would draw new ones. (Against those of a sum in float it does not help.) Where s is 0 nothing
+//! changes.
 inline std::vector<Eigen::Index> iterate_eigenbasis(Eigen::MatrixXd const& s,
                                                     rotation_matrix& basis) {
   Eigen::MatrixXd const old = basis.cast<double>();
@@ -92,6 +94,7 @@ inline std::vector<Eigen::Index> iterate_eigenbasis(Eigen::MatrixXd const& s,
   Eigen::VectorXd const quotients = old.cwiseProduct(image).colwise().sum();
   std::vector<Eigen::Index> order(static_cast<std::size_t>(basis.cols()));
   std::iota(order.begin(), order.end(), 0);
+  if (s.trace() == 0) return order;
   std::ranges::stable_sort(
       order, [&](Eigen::Index a, Eigen::Index b) { return quotients(a) > quotients(b); });
 
@@ -206,6 +209,10 @@ class rotated_adam {
       from.expect_same(name, from.value(std::uint64_t{}), value);
     }
     auto const [steps, refreshes, bases] = from.value(std::array<std::uint64_t, 3>{});
+    bool const turned = bases == 1 && rotates(), none = bases == 0 && (steps == 0 || !rotates());
+    if (std::max(steps, refreshes) >> 62 != 0 || !(turned || none)) {
+      from.fail("the numbers of steps and bases are wrong; the file is damaged");
+    }
     rotated_adam loaded(rows_, columns_, options_);
     loaded.steps_ = static_cast<std::int64_t>(steps);
     loaded.refreshes_ = static_cast<std::int64_t>(refreshes);

@@ -26,7 +26,7 @@ struct settings {
   std::int64_t validation_rows = 64;
   int ranks = 4;  //!< of the sparse sync
   std::int64_t sync_steps = 600;
-  std::vector<double> learning_rates = {1e-2, 3e-3, 1e-3, 5e-4, 2.5e-4, 1e-4};
+  std::vector<double> learning_rates = {1e-2, 3e-3, 1e-3, 5e-4, 2.5e-4};
   std::vector<double> sync_learning_rates = {1e-2, 3e-3, 1e-3};
   std::uint64_t seed = 1;
   std::uint64_t seeds = 1;

@@ -19,6 +19,8 @@ refuse '--stages times --replicas is 2048' $small --stages 8 --layers 6 --replic
 refuse '--target is nan' $small --stages 4 --target nan --out out
 refuse '--lr is 1e+308' $small --stages 4 --lr 1e308 --out out
 refuse '--seed' $small --stages 4 --seed -1 --out out
+refuse '--batch is 1152921504606846976, more' $small --stages 4 --batch 1152921504606846976 --out out
+refuse '--beta1' $small --stages 4 --beta1 0.99999999999 --out out
 refuse '--jitter' $small --stages 4 --jitter nan --out out
 refuse '--schedule' $small --stages 4 --schedule gpipe --out out
 refuse 'does not exist' $small --stages 4 --corpus absent --out out
@@ -52,5 +54,10 @@ done
 "$program" --corpus text --workload sleep --micro-batches 16 --forward-ms 0.5 --backward-ms 1 \
   --quiet --out sleep > stdout || fail "sleep"
 [ "$(column max_drift sleep/summary.csv)" -le 1 ] || fail "sleep: drift"
+
+# A run that is asked for twice is made once.
+"$program" --corpus text --workload sleep --micro-batches 16 --forward-ms 0.1 --backward-ms 0.1 \
+  --flush-window 4,4 --window 1,4,4 --quiet --out twice > stdout || fail "twice"
+[ "$(wc -l < twice/summary.csv)" -eq 4 ] || fail "twice: summary.csv"
 
 finish

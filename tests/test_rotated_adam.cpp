@@ -138,6 +138,23 @@ TEST_CASE("a gradient with an Inf or a NaN, or too large to square, changes noth
   CHECK(adam.refreshes() == 2);
 }
 
+TEST_CASE("the largest gradients keep the weights finite") {
+  for (float const beta2 : {0.0F, 0.95F, 0.999F}) {
+    for (std::int64_t const limit : {0, 10}) {
+      rotated_adam_options o;
+      o.beta2 = beta2;
+      o.refresh_interval = 1;
+      o.dimension_limit = limit;
+      rotated_adam adam(2, 2, o);
+      std::vector<float> w(4, 1.0F);
+      std::vector<float> const g{0, 0, 0, 9.22e18F}, larger{0, 0, 0, 9.23e18F};
+      for (int i = 0; i < 200; ++i) CHECK(adam.step(w, g, 0.01F));
+      CHECK_FALSE(adam.step(w, larger, 0.01F));
+      for (auto const x : w) CHECK(std::isfinite(x));
+    }
+  }
+}
+
 TEST_CASE("which sides are rotated") {
   auto const sides = [](std::int64_t rows, std::int64_t columns, rotation_geometry geometry,
                         std::int64_t limit) {

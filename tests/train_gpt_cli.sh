@@ -27,6 +27,8 @@ refuse '--lr is 1e+308' $small --lr 1e308 --out out
 refuse '--seed' $small --seed -1 --out out
 refuse '--width is 100001, more' $small --width 100001 --heads 1 --out out
 refuse '--beta1' $small --beta1 1 --out out
+refuse '--beta1' $small --beta1 0.99999998 --out out
+refuse '--batch is 1152921504606846976, more' $small --batch 1152921504606846976 --out out
 refuse 'does not exist' $small --corpus absent --out out
 refuse 'too small' $small --context 4000 --out out
 : > empty

@@ -27,8 +27,7 @@ void check(settings const& s) {
                                     {"--sync-steps", s.sync_steps},
                                     {"--ranks", std::int64_t{s.ranks}},
                                     {"--jobs", std::int64_t{s.jobs}}}) {
-    train_gpt::require_at_least(flag, value, std::int64_t{1});
-    require(value <= 100'000, fmt::format("{} is {}, more than 100000", flag, value));
+    train_gpt::require_size(flag, value);
   }
   train_gpt::require_in("--seeds", static_cast<double>(s.seeds), 1, 1000);
   require(s.batch % s.ranks == 0,
@@ -58,6 +57,19 @@ void make_quick(settings& s) {
   s.learning_rates = s.sync_learning_rates = {0.01, 0.02};
 }
 
+// Before the other options, whose defaults it changes; parse_settings tells what is wrong.
+bool is_quick(int argc, char const* const* argv) {
+  bool quick = false;
+  CLI::App app;
+  app.allow_extras()->set_help_flag();
+  app.add_flag("--quick", quick);
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::ParseError const&) {
+  }
+  return quick;
+}
+
 }  // namespace
 
 bool settings::wants(std::string const& part) const {
@@ -68,8 +80,7 @@ settings parse_settings(int argc, char const* const* argv) {
   settings s;
   s.corpus = SCAPE_TRAIN_GPT_CORPUS;
   s.command = train_gpt::command_of(argc, argv);
-  // Before the other options, whose defaults it changes.
-  if (std::ranges::find(argv, argv + argc, std::string("--quick")) != argv + argc) make_quick(s);
+  if (is_quick(argc, argv)) make_quick(s);
 
   CLI::App app(
       "Adam in the Hessian's eigenbasis, on a small GPT with the stale gradients of an "

@@ -177,10 +177,12 @@ noted_table sync_table(settings const& s, std::vector<tuned<sync_result>> const&
     auto const loss = best.validation.back().loss;
     bool const is_dense = best.run.density == 1;
     if (is_dense) dense = loss;
-    t.rows.push_back(
-        {std::string(traits(best.run.how).label), fmt::format("{:g}", best.run.density),
-         is_dense ? "-" : std::string(basis_name(best.run.basis)), fmt::format("{:.4f}", loss),
-         fmt::format("{:+.4f}", loss - dense), fmt::format("{:g}", best.run.lr)});
+    t.rows.push_back({std::string(traits(best.run.how).label),
+                      fmt::format("{:g}", best.run.density),
+                      is_dense ? "-" : std::string(basis_name(best.run.basis)),
+                      std::isnan(loss) ? "diverged" : fmt::format("{:.4f}", loss),
+                      std::isnan(loss - dense) ? "-" : fmt::format("{:+.4f}", loss - dense),
+                      fmt::format("{:g}", best.run.lr)});
   }
   return {
       std::move(t),

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -29,14 +30,17 @@ struct request {
 
 std::vector<run_spec> make_runs(request const& r) {
   std::vector<run_spec> runs;
+  auto const add = [&](run_spec const& run) {
+    if (std::ranges::find(runs, run) == runs.end()) runs.push_back(run);
+  };
   for (std::uint64_t i = 0; i < r.seeds; ++i) {
     auto const seed = r.seed + i;
     if (r.schedule == "flush" || r.schedule == "compare") {
-      for (auto const m : r.flush_windows) runs.push_back({true, m, seed});
+      for (auto const m : r.flush_windows) add({true, m, seed});
     }
-    if (r.schedule == "async" || r.schedule == "compare") runs.push_back({false, 1, seed});
+    if (r.schedule == "async" || r.schedule == "compare") add({false, 1, seed});
     if (r.schedule == "paci" || r.schedule == "compare") {
-      for (auto const a : r.windows) runs.push_back({false, a, seed});
+      for (auto const a : r.windows) add({false, a, seed});
     }
   }
   return runs;
@@ -59,7 +63,7 @@ void check(options const& o, std::optional<int> processes) {
                         "processes is {}",
                         o.stages, o.replicas, o.stages * o.replicas, *processes));
   }
-  require_at_least("--batch", t.batch, std::int64_t{1});
+  train_gpt::require_size("--batch", t.batch);
   require_in("--micro-batches", static_cast<double>(o.micro_batches), 1, 1e8);
   for (auto const& run : o.runs) {
     require_at_least(run.flush ? "--flush-window" : "--window", run.window, std::int64_t{1});

@@ -21,6 +21,7 @@ struct run_spec {
   std::int64_t window = 1;  //!< backwards per optimizer step
   std::uint64_t seed = 1;
 
+  friend bool operator==(run_spec const&, run_spec const&) = default;
   [[nodiscard]] std::string name() const;   //!< without the seed, for files
   [[nodiscard]] std::string label() const;  //!< without the seed, for people
 };

@@ -39,14 +39,22 @@ inline void require_positive(char const* flag, double value) {
           fmt::format("{} is {}, expected a positive number that float can hold", flag, value));
 }
 
-//! Of a decay.
+//! Of a decay; the optimizers take it as a float.
 inline void require_beta(char const* flag, double value) {
-  require(value >= 0 && value < 1,
+  require(value >= 0 && static_cast<float>(value) < 1,
           fmt::format("{} is {}, expected a value in [0, 1)", flag, value));
 }
 
+//! Small enough for its products with others.
+inline void require_size(char const* flag, std::int64_t value) {
+  require_at_least(flag, value, std::int64_t{1});
+  require(value <= 100'000, fmt::format("{} is {}, more than 100000", flag, value));
+}
+
 inline CLI::Option* add_seed_option(CLI::App& app, std::uint64_t& seed, char const* what) {
-  return app.add_option("--seed", seed, what)->check(CLI::NonNegativeNumber);
+  return app.add_option("--seed", seed, what)->check([](std::string const& text) {
+    return text.starts_with('-') ? text + " is negative" : std::string();
+  });
 }
 
 inline void add_shape_options(CLI::App& app, gpt_shape& shape) {
@@ -64,8 +72,7 @@ inline void check(gpt_shape const& shape) {
                                     {"--width", shape.width},
                                     {"--heads", shape.heads},
                                     {"--context", shape.context}}) {
-    require_at_least(flag, value, std::int64_t{1});
-    require(value <= 100'000, fmt::format("{} is {}, more than 100000", flag, value));
+    require_size(flag, value);
   }
   require(shape.width % shape.heads == 0,
           fmt::format("--heads {} does not divide --width {}", shape.heads, shape.width));

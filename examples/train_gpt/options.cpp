@@ -111,7 +111,7 @@ void check(options const& o, request const& r, std::optional<int> processes) {
   require_in("--ranks", o.ranks, 1, 1024);
   check_processes(o, processes);
   check_devices(o);
-  require_at_least("--batch", o.batch, std::int64_t{1});
+  require_size("--batch", o.batch);
   require_in("--steps", static_cast<double>(o.steps), 1, 1e8);
   require_in("--lag", o.lag, 0, 1000);
   require_in("--seeds", static_cast<double>(r.seeds), 1, 1000);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <numeric>
 
@@ -11,7 +12,7 @@ namespace train_gpt {
 namespace {
 
 std::optional<double> last_validation(run_result const& r) {
-  if (r.validation.empty()) return std::nullopt;
+  if (r.validation.empty() || !std::isfinite(r.validation.back().loss)) return std::nullopt;
   return r.validation.back().loss;
 }
 

@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <istream>
+#include <limits>
 #include <numeric>
 #include <ostream>
 #include <span>
@@ -157,14 +158,14 @@ class rotated_adam {
   }
 
   //! `weights` and `gradient` hold rows * columns elements. Returns false and changes nothing if
-  //! the gradient has an Inf or a NaN, or a norm whose square is beyond float.
+  //! the gradient has an Inf or a NaN, or a norm whose square is beyond a quarter of float's range.
   bool step(std::span<float> weights, std::span<float const> gradient, float lr) {
     constexpr auto op = "rotated_adam::step";
     detail::expect_equal(op, "the length of weights", std::ssize(weights), size());
     detail::expect_equal(op, "the length of gradient", std::ssize(gradient), size());
     detail::expect(std::isfinite(lr), op, "the learning rate is not finite");
     const_map const g(gradient.data(), rows_, columns_);
-    if (!std::isfinite(g.squaredNorm())) return false;
+    if (!(g.squaredNorm() <= std::numeric_limits<float>::max() / 4)) return false;
     if (rotates() && left_.basis.size() + right_.basis.size() == 0) {
       make_basis(g);
       return true;

@@ -27,7 +27,7 @@ struct settings {
   int ranks = 4;  //!< of the sparse sync
   std::int64_t sync_steps = 600;
   std::vector<double> learning_rates = {1e-2, 3e-3, 1e-3, 5e-4, 2.5e-4};
-  std::vector<double> sync_learning_rates = {1e-2, 3e-3, 1e-3};
+  std::vector<double> sync_learning_rates = {1e-2, 3e-2, 3e-3};
   std::uint64_t seed = 1;
   std::uint64_t seeds = 1;
   int jobs = 1;  //!< runs at a time

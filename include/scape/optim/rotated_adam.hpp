@@ -218,7 +218,7 @@ class rotated_adam {
     loaded.steps_ = static_cast<std::int64_t>(steps);
     loaded.refreshes_ = static_cast<std::int64_t>(refreshes);
     auto const make_room = [&](side& s, Eigen::Index length) {
-      if (!s.rotated || bases == 0) return;
+      if (!s.rotated || !turned) return;
       s.basis.resize(length, length);
       if (options_.source == rotation_source::second_moment) s.covariance.resize(length, length);
     };

@@ -124,7 +124,7 @@ settings parse_settings(int argc, char const* const* argv) {
   train_gpt::parse(app, argc, argv);
   check(s);
   std::ranges::sort(s.stages);
-  s.stages.erase(std::ranges::unique(s.stages).begin(), s.stages.end());
+  s.stages.erase(std::unique(s.stages.begin(), s.stages.end()), s.stages.end());
   return s;
 }
 

@@ -50,7 +50,7 @@ std::vector<std::int64_t> stages_of(std::vector<tuned_row> const& rows) {
   std::vector<std::int64_t> stages;
   for (auto const& row : rows) stages.push_back(row.run().stages);
   std::ranges::sort(stages);
-  stages.erase(std::ranges::unique(stages).begin(), stages.end());
+  stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
   return stages;
 }
 

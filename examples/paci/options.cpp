@@ -120,7 +120,8 @@ void add_run_options(CLI::App& app, options& o, request& r) {
   app.add_option("--stages", o.stages, "of the pipeline")->group("Pipeline");
   app.add_option("--replicas", o.replicas, "data-parallel replicas of every stage")
       ->group("Pipeline");
-  app.add_option("--micro-batches", r.micro_batches, "per replica and run [3200; sleep: 160]")
+  app.add_option("--micro-batches", r.micro_batches,
+                 "per replica and run, a multiple of every window [3200; sleep: 160]")
       ->group("Pipeline");
   app.add_option("--forward-ms", r.forward_ms,
                  "least time of a stage's forward, the rest is slept [0; sleep: 10]")

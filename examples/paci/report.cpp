@@ -102,7 +102,7 @@ std::string introduction(options const& o) {
   if (o.paced()) {
     out += fmt::format(
         "A forward takes {:g} ms and a backward {:g} ms, for the most part slept, so that few "
-        "cores can stand for many stages; ",
+        "cores can stand for many stages. ",
         o.forward_ms, o.backward_ms);
   }
   return out +

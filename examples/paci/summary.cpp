@@ -82,6 +82,11 @@ std::string number(std::optional<double> value, char const* format) {
   return value ? fmt::format(fmt::runtime(format), *value) : "";
 }
 
+std::string target_name(options const& o) {
+  return o.target ? fmt::format("{:g}", *o.target)
+                  : "by seed, the highest last loss of flush and PACI";
+}
+
 std::optional<double> difference(std::optional<double> a, std::optional<double> b) {
   return a && b ? std::optional(*a - *b) : std::nullopt;
 }
@@ -161,8 +166,8 @@ std::optional<double> best_flush(std::span<summary_row const> rows,
 bench::table summary_table(options const& o, std::span<summary_row const> rows) {
   bool const trains = o.workload == workload_kind::gpt;
   bench::table t{
-      fmt::format("{} stages, {} replicas, {} micro-batches", o.stages, o.replicas,
-                  o.micro_batches),
+      fmt::format("{} stages, {} replicas, {} micro-batches{}", o.stages, o.replicas,
+                  o.micro_batches, trains ? "; target: " + target_name(o) : ""),
       {"run", "time, s", "utilisation", "ideal", "drift", "bound", "activations, KiB", "skipped"},
       {}};
   if (trains) {

@@ -72,32 +72,39 @@ bool better(delayed_result const& a, delayed_result const& b) {
   return lower_loss(a.validation, b.validation);
 }
 
-// A learning rate that has not reached the target at the validation where another one did has lost.
-tuned<delayed_result> tune(settings s, corpus const& text, delayed_run run) {
-  tuned<delayed_result> result;
-  for (double const lr : s.learning_rates) {
-    run.lr = lr;
-    result.all.push_back(train_with_delay(s, text, run));
-    auto const& now = result.all.back();
+bool better(sync_result const& a, sync_result const& b) {
+  return lower_loss(a.validation, b.validation);
+}
+
+// The results of train(rate), and the best of them.
+template <class Train>
+auto best_of(std::vector<double> const& rates, Train&& train) {
+  tuned<decltype(train(0.0))> result;
+  for (double const rate : rates) {
+    auto const& now = result.all.emplace_back(train(rate));
     if (result.all.size() == 1 || better(now, result.best)) result.best = now;
-    if (auto const steps = result.best.steps_to_target) {
-      auto const validations = static_cast<std::int64_t>(*steps) / s.validate_every + 1;
-      s.max_steps = std::min(s.max_steps, validations * s.validate_every);
-    }
   }
   return result;
 }
 
-tuned<sync_result> tune(settings const& s, corpus const& text, sync_run run) {
-  tuned<sync_result> result;
-  for (double const lr : s.sync_learning_rates) {
-    run.lr = lr;
-    auto const& now = result.all.emplace_back(train_with_sparse_sync(s, text, run));
-    if (result.all.size() == 1 || lower_loss(now.validation, result.best.validation)) {
-      result.best = now;
+// A learning rate that has not reached the target at the validation where another one did has lost.
+tuned<delayed_result> tune(settings s, corpus const& text, delayed_run run) {
+  return best_of(s.learning_rates, [&](double rate) {
+    run.lr = rate;
+    auto result = train_with_delay(s, text, run);
+    if (auto const steps = result.steps_to_target) {
+      auto const validations = static_cast<std::int64_t>(*steps) / s.validate_every + 1;
+      s.max_steps = std::min(s.max_steps, validations * s.validate_every);
     }
-  }
-  return result;
+    return result;
+  });
+}
+
+tuned<sync_result> tune(settings const& s, corpus const& text, sync_run run) {
+  return best_of(s.sync_learning_rates, [&](double rate) {
+    run.lr = rate;
+    return train_with_sparse_sync(s, text, run);
+  });
 }
 
 std::string outcome(delayed_result const& r) {
@@ -191,7 +198,7 @@ energy_result measure_energy(settings s, corpus const& text, method how) {
 std::vector<sync_run> sync_runs(settings const& s) {
   std::vector<sync_run> runs;
   auto const add = [&](method how, double density, mask_basis basis) {
-    runs.push_back({how, density, basis, 0, s.seed});
+    runs.push_back({.how = how, .density = density, .basis = basis, .seed = s.seed});
   };
   for (auto const how : {method::adam, method::second_bilateral, method::first_bilateral}) {
     add(how, 1, mask_basis::original);

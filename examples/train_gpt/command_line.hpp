@@ -2,7 +2,7 @@
 #pragma once
 
 //! @file
-//! What the command lines of the examples have in common.
+//! What the command lines of the examples, and of the programs in bench, have in common.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

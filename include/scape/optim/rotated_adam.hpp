@@ -90,12 +90,12 @@ inline rotation_matrix eigenbasis(Eigen::MatrixXd const& s) {
 //! changes.
 inline std::vector<Eigen::Index> iterate_eigenbasis(Eigen::MatrixXd const& s,
                                                     rotation_matrix& basis) {
-  Eigen::MatrixXd const old = basis.cast<double>();
-  Eigen::MatrixXd const image = s * old + 1e-12 * s.trace() * old;
-  Eigen::VectorXd const quotients = old.cwiseProduct(image).colwise().sum();
   std::vector<Eigen::Index> order(static_cast<std::size_t>(basis.cols()));
   std::iota(order.begin(), order.end(), 0);
   if (s.trace() == 0) return order;
+  Eigen::MatrixXd const old = basis.cast<double>();
+  Eigen::MatrixXd const image = s * old + 1e-12 * s.trace() * old;
+  Eigen::VectorXd const quotients = old.cwiseProduct(image).colwise().sum();
   std::ranges::stable_sort(
       order, [&](Eigen::Index a, Eigen::Index b) { return quotients(a) > quotients(b); });
 
@@ -166,7 +166,7 @@ class rotated_adam {
     detail::expect(std::isfinite(lr), op, "the learning rate is not finite");
     const_map const g(gradient.data(), rows_, columns_);
     if (!(g.squaredNorm() <= std::numeric_limits<float>::max() / 4)) return false;
-    if (rotates() && left_.basis.size() + right_.basis.size() == 0) {
+    if (rotates() && !has_bases()) {
       make_basis(g);
       return true;
     }
@@ -195,9 +195,8 @@ class rotated_adam {
     detail::hashing_writer to("rotated_adam::save", out);
     to.write(magic);
     for (auto const& [name, value] : form()) to.value(value);
-    std::uint64_t const bases = left_.basis.size() + right_.basis.size() > 0 ? 1 : 0;
     to.write(std::array{static_cast<std::uint64_t>(steps_), static_cast<std::uint64_t>(refreshes_),
-                        bases});
+                        std::uint64_t{has_bases()}});
     for (auto const* part : parts(*this)) to.write(view(*part));
     to.end();
   }
@@ -210,8 +209,9 @@ class rotated_adam {
       from.expect_same(name, from.value(std::uint64_t{}), value);
     }
     auto const [steps, refreshes, bases] = from.value(std::array<std::uint64_t, 3>{});
-    bool const turned = bases == 1 && rotates(), none = bases == 0 && (steps == 0 || !rotates());
-    if (std::max(steps, refreshes) >> 62 != 0 || !(turned || none)) {
+    bool const turned = bases == 1;
+    bool const possible = turned ? rotates() : bases == 0 && (steps == 0 || !rotates());
+    if (std::max(steps, refreshes) >> 62 != 0 || !possible) {
       from.fail("the numbers of steps and bases are wrong; the file is damaged");
     }
     rotated_adam loaded(rows_, columns_, options_);
@@ -280,6 +280,9 @@ class rotated_adam {
              {"whether the left side is rotated", left_.rotated ? 1 : 0},
              {"whether the right side is rotated", right_.rotated ? 1 : 0},
              {"the source", static_cast<std::uint64_t>(options_.source)}}};
+  }
+  [[nodiscard]] bool has_bases() const noexcept {
+    return left_.basis.size() + right_.basis.size() > 0;
   }
   //! What is saved, of a rotated_adam or a const one.
   template <class Self>
